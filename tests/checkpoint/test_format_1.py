@@ -68,7 +68,6 @@ def test_a_run_resumes_from_a_step_of_format_1(pool: px.ResourcePool, path: str)
     assert counts[0]["moments"][0].tolist() == [1.0, 1.0]
     assert counts[0]["moments"][1] == {"x": 1}
     assert state == {"seen": 7}
-    assert group.core.published_weights == {("", "policy"): 4}
 
 
 def test_values_by_rank_of_format_1_are_refused_on_another_number_of_ranks(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import os
 import pickle
 import threading
@@ -40,10 +38,8 @@ _DRIVER = "driver"
 """Name of the driver's part of a step."""
 _STATE = "driver/state.pickle"
 _CHANNELS = "driver/channels.pickle"
-_CHANNELS_OF_FORMAT_1 = "driver/links.pickle"
 _VERB = "px.checkpoint.CheckpointManager"
 
-_log = logging.getLogger("phalanx")
 _Versions = Mapping[tuple[str, str], int]
 """Versions of weights by role and name."""
 
@@ -323,8 +319,8 @@ class _DriverPart:
             if has_staleness != (self.staleness is not None):
                 had, has = ("a", "no") if has_staleness else ("no", "a")
                 raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
-        else:
-            flow, versions = b"", _read_format_1(step)
+        else:  # format 1
+            flow, versions = b"", {}
         self._check_unused()
         try:
             content = read(flow) if flow else None
@@ -383,28 +379,3 @@ def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int
 
 def _generators() -> Generators:
     return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
-
-
-def _read_format_1(step: Step) -> dict[str, _Versions]:
-    """Return the versions in the driver's file of format 1. The content of channels and staleness is not read."""
-    saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
-    if saved.channels or saved.staleness is not None:
-        _log.warning(
-            "%s was saved by an earlier version; the content of its channels and staleness is not restored",
-            step.folder,
-        )
-    versions: dict[str, _Versions] = {}
-    for group, numbers in [*saved.published.items(), *saved.had.items()]:
-        found = {(role, name): number for role, name, number in numbers}
-        versions[group] = _newest(versions.get(group, {}), found)
-    return versions
-
-
-class _Format1(pickle.Unpickler):
-    """An unpickler for the file of format 1, whose classes were removed."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        try:
-            return super().find_class(module_name, global_name)
-        except (ImportError, AttributeError):
-            return type(global_name, (), {"__init__": lambda self, *args: None})
