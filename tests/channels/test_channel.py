@@ -527,7 +527,7 @@ def test_a_used_channel_is_not_restored_and_a_closed_channel_is_not_saved(backen
         channel.put(0)
         with pytest.raises(px.DeclarationError, match="put into channel 'saved' already"):
             px.channels.restore(data, [channel])
-        for unreadable in (b"", b"xx"):
+        for unreadable in (b"", b"xx", data.replace(b"ChannelSnapshot", b"RemovedSnapshot")):
             with pytest.raises(px.channels.ChannelError, match="cannot be read"):
                 px.channels.restore(unreadable, [channel])
     for nothing in (lambda: px.channels.snapshot([]), lambda: px.channels.restore(data, [])):

@@ -38,6 +38,7 @@ class Schedule:
         self._origin: dict[int, tuple[str, int]] = {}
         self._waiting: list[tuple[Any, tuple[str, int]]] = []
         self._served: dict[tuple[str, int], int] = {}
+        self._bounded: list[ItemRows] = []
         self._number = 0
         self.told_lost = 0
 
@@ -78,6 +79,7 @@ class Schedule:
         producer = self._peer("p")
         payload = self._random.choice([b"", "stored"])
         bounded = ItemRows(self.staleness, versions) if versions else None
+        self._bounded += [bounded] if bounded else []
         request = self._request(producer, self.channel)
         item = Item(request, payload, self._random.randrange(9), rows, (), versions, bounded)
         place = self._puts[producer]
@@ -210,7 +212,7 @@ class Schedule:
             if units.item.bounded is not None
         }
         for (item, row), (is_waiting, _) in self.staleness._ready.items():
-            assert not (item.in_channel and is_waiting) or (id(item), row) in waiting
+            assert not (item in self._bounded and is_waiting) or (id(item), row) in waiting
         for units in channel._waiting:
             bounded = units.item.bounded
             assert bounded is None or not any(map(bounded.is_stale, range(units.start, units.stop)))

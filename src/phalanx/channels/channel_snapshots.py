@@ -110,8 +110,6 @@ def restore_values(
         )
     states = {one._key: saved.channels[one.name] for one in channels}
     state = saved.staleness if staleness is not None else None
-    if state is not None and not channels:
-        state["outside"] = []
     client = _client(objects)
     stored: list[Payload] = []
     try:

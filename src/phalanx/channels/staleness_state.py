@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import count
 from typing import Any, NamedTuple
 
 Done = Callable[[Any], None]
@@ -84,7 +84,6 @@ class ItemRows:
 
     staleness: StalenessState
     versions: Sequence[int]
-    in_channel: bool = True
     stale: set[int] = field(default_factory=set[int])
 
     def is_stale(self, row: int) -> bool:
@@ -93,18 +92,6 @@ class ItemRows:
 
 
 Row = tuple[ItemRows, int]
-
-
-@dataclass
-class ReadyRows:
-    """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel.
-
-    The class has no slots, since objects of older versions have more attributes.
-    """
-
-    start: int
-    stop: int
-    version: int
 
 
 @dataclass(eq=False)
@@ -168,7 +155,7 @@ class StalenessState:
     def accept(self, lease: RequestId, versions: Sequence[int]) -> tuple[int, ...]:
         """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
         is_open = self._shrink(lease, len(versions), versions)
-        return self._admit(ItemRows(self, versions, in_channel=False)) if is_open else ()
+        return self._admit(ItemRows(self, versions)) if is_open else ()
 
     def begin_put(self, lease: RequestId, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
@@ -269,10 +256,8 @@ class StalenessState:
         return StalenessStats(self.version, rows, waiting, reasons, lags, self.restored)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save, with the ready rows that are in no channel."""
-        versions = [item.versions[row] for item, row in self._ordered() if not item.in_channel]
-        outside = [ReadyRows(0, len(list(run)), version) for version, run in groupby(versions)]
-        return {"stats": self.stats(), "outside": outside}
+        """Return the state to save. Ready rows are saved with their items, in channels."""
+        return {"stats": self.stats()}
 
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
         """Continue from ``state`` with rows of items. Other rows count as dropped."""
@@ -280,9 +265,7 @@ class StalenessState:
         self.version = stats.version
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
         self._submitted, self.restored = stats.rows.submitted, True
-        versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
-        outside = ItemRows(self, versions, in_channel=False)
-        for item, row in (*((outside, index) for index in range(len(versions))), *rows):
+        for item, row in rows:
             if not item.is_stale(row):  # a stale row was taken, and was trained on
                 self._ready[item, row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)

@@ -64,8 +64,8 @@ class CheckpointManager:
             dict of such objects and of plain values. Objects are loaded in place; plain values are put back into the
             dict. The generators of ``random``, numpy and torch are always saved.
         channels: channels of this driver, saved with all items. A resume requeues items without an acknowledgement.
-        staleness: manager of this driver. A resume drops running leases and, if no channels are given, accepted rows;
-            their quota is released.
+        staleness: manager of this driver. A resume drops running leases and accepted rows that are in none of the
+            channels; their quota is released.
         keep: number of complete steps to keep; None: all.
 
     Raises:
