@@ -147,7 +147,7 @@ class Schedule:
     def _do_requeue(self) -> None:
         lease = self._lease()
         found = self.channel.leases.get(lease)
-        unreadable = {found.ranges[0].number} if found and self._random.random() < 0.3 else set()
+        unreadable = {found[0].number} if found and self._random.random() < 0.3 else set()
         losses = self.channel.requeue(lease, unreadable)  # a waiting take may be notified of other losses
         self.told_lost += sum(loss.items for loss in losses)
 

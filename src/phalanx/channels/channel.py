@@ -366,7 +366,7 @@ class Channel(HubObject):
 
     @property
     def depth(self) -> Depth:
-        """Fill level, waiting callers with their ages, and rates."""
+        """Fill level, numbers of waiting callers, and the rate."""
         return self.status.depth
 
     @property
@@ -385,26 +385,26 @@ class Channel(HubObject):
         return self._request("status")
 
     def explain(self) -> Table:
-        """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
+        """Return a table of counts, the age of the oldest item, and the rate. It can be called at any time."""
         status = self.status
         depth, items, rows = status.depth, status.items, status.rows
         title = f"channel {self.name}: {self._limit} may wait"
-        waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
+        oldest = f", the oldest for {depth.oldest_item:.1f} s" if depth.waiting else ""
+        waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}{oldest}"
         delivered = f"{rows.delivered} rows, {depth.delivered_per_second:.1f} items/s"
         dropped = ", ".join(f"{count} {reason}" for reason, count in status.reasons.items())
         lines = (
-            ("waiting", depth.waiting, waiting, depth.oldest_item),
-            ("taken, not acknowledged", items.taken, f"{depth.leases} leases", depth.oldest_lease),
-            ("puts that wait for room", depth.puts, "", depth.oldest_put),
-            ("takes that wait for items", depth.takes, "", depth.oldest_take),
-            ("put so far", items.submitted, f"{rows.submitted} rows", 0.0),
-            ("delivered", items.delivered, delivered, 0.0),
-            ("dropped", items.dropped, dropped, 0.0),
-            ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
+            ("waiting", depth.waiting, waiting),
+            ("taken, not acknowledged", items.taken, f"{depth.leases} leases"),
+            ("puts that wait for room", depth.puts, ""),
+            ("takes that wait for items", depth.takes, ""),
+            ("put so far", items.submitted, f"{rows.submitted} rows"),
+            ("delivered", items.delivered, delivered),
+            ("dropped", items.dropped, dropped),
+            ("lost with a process", items.lost, f"{rows.lost} rows"),
         )
-        table = [(name, count, more, f"{age:.1f} s" if age else "") for name, count, more, age in lines]
         notes = [f"{display_name(peer)}: {count} open leases" for peer, count in status.consumers.items()]
-        return Table(title, ("what", "items", "more", "oldest"), tuple(table), tuple(notes))
+        return Table(title, ("what", "items", "more"), lines, tuple(notes))
 
     def _closed(self, reason: str, refused: str = "put or taken") -> ChannelClosed:
         error = self._error(ChannelClosed, f"{reason}; nothing can be {refused}")

@@ -82,17 +82,9 @@ class Take(NamedTuple):
     """A waiting take of ``most`` items or rows, of which ``at_least`` suffice."""
 
     done: Done
-    at: float
     most: int
     by_rows: bool
     at_least: int
-
-
-class Lease(NamedTuple):
-    """Ranges that a consumer took."""
-
-    ranges: list[RowRange]
-    at: float
 
 
 @dataclass
@@ -120,7 +112,7 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class Depth:
-    """Fill level of a channel. Ages are in seconds, the rate is over at most the last ten seconds.
+    """Fill level of a channel. The age is in seconds, the rate is over at most the last ten seconds.
 
     ``waiting`` and ``taken`` count row ranges: an item is a single range, unless a part of its rows was taken or
     requeued.
@@ -136,9 +128,6 @@ class Depth:
     takes: int
     """Consumers that wait for items."""
     oldest_item: float
-    oldest_put: float
-    oldest_take: float
-    oldest_lease: float
     delivered_per_second: float
 
 
@@ -153,8 +142,6 @@ class ChannelStatus:
     """Dropped row ranges by reason."""
     consumers: Mapping[str, int]
     """Open leases by consumer."""
-    leaving: tuple[str, ...]
-    """Producers that end and wait until their items are delivered."""
 
 
 @dataclass(eq=False)
@@ -172,7 +159,7 @@ class ChannelState:
     reasons: Counter[str] = field(default_factory=Counter[str])
     ended: str | None = None
     closed: bool = False
-    leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
+    leases: dict[RequestId, list[RowRange]] = field(default_factory=dict[RequestId, list[RowRange]])
     _waiting: deque[RowRange] = field(default_factory=deque[RowRange])
     _rows: int = 0
     """Rows of the waiting ranges; the next two fields count their bytes, and the ranges without rows."""
@@ -197,13 +184,12 @@ class ChannelState:
         if ended is not None:
             refuse(item, done, ("ended", ended))
         else:
-            item.at = self.clock()
             self._puts[item.request] = item, done
             self._advance()
 
     def take(self, request: RequestId, done: Done, most: int, by_rows: bool, at_least: int) -> None:
         """Lease items or rows, under the name ``request``, as soon as there are enough."""
-        self._takes[request] = Take(done, self.clock(), most, by_rows, at_least)
+        self._takes[request] = Take(done, most, by_rows, at_least)
         self._advance()
 
     def cancel(self, request: RequestId) -> None:
@@ -224,7 +210,7 @@ class ChannelState:
     def ack(self, lease: RequestId) -> None:
         """Count the ranges of a lease as delivered."""
         if lease in self.leases:
-            ranges = self.leases.pop(lease).ranges
+            ranges = self.leases.pop(lease)
             self._delivered[int(self.clock())] += len(ranges)
             self._settle(ranges, "delivered")
             self._advance()
@@ -233,7 +219,7 @@ class ChannelState:
         """Put the ranges of a lease back in their places. Return the losses of unreadable items."""
         losses: dict[str, Loss] = {}
         if lease in self.leases:
-            ranges = self.leases.pop(lease).ranges + self._withdraw(lambda item: item.number in unreadable)
+            ranges = self.leases.pop(lease) + self._withdraw(lambda item: item.number in unreadable)
             self._lose([units for units in ranges if units.number in unreadable], losses)
             self._restore([units for units in ranges if units.number not in unreadable])
             self._advance()
@@ -276,7 +262,7 @@ class ChannelState:
         if puts:
             self._losses.setdefault(peer, Loss(peer, why)).puts += puts
         leases = [lease for lease in self.leases if lease[0] == peer]
-        self._restore([units for lease in leases for units in self.leases.pop(lease).ranges])
+        self._restore([units for lease in leases for units in self.leases.pop(lease)])
         self._advance()
 
     def finish(self) -> None:
@@ -329,7 +315,7 @@ class ChannelState:
 
     @property
     def _taken(self) -> list[RowRange]:
-        return [units for lease in self.leases.values() for units in lease.ranges]
+        return [units for ranges in self.leases.values() for units in ranges]
 
     @property
     def _open(self) -> list[RowRange]:
@@ -350,14 +336,10 @@ class ChannelState:
             puts=len(self._puts),
             takes=len(self._takes),
             oldest_item=self.level()[1],
-            oldest_put=max((now - item.at for item, _ in self._puts.values()), default=0.0),
-            oldest_take=max((now - take.at for take in self._takes.values()), default=0.0),
-            oldest_lease=max((now - lease.at for lease in self.leases.values()), default=0.0),
             delivered_per_second=self._delivered.total() / max(now - min(self._delivered, default=now), 1.0),
         )
         consumers = Counter(lease[0] for lease in self.leases)
-        leaving = {units.item.holder for units in self._open if units.item.holder in self._left}
-        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, tuple(leaving))
+        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, in which taken items wait again."""
@@ -473,7 +455,7 @@ class ChannelState:
             ranges.append(units)
             left -= rows
             _move_bounded(units, taken=True)
-        self.leases[request] = Lease(ranges, self.clock())
+        self.leases[request] = ranges
         return _copy(ranges) if any(units.item.bounded for units in ranges) else ranges
 
     def _restore(self, ranges: Sequence[RowRange]) -> None:
