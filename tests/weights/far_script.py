@@ -88,11 +88,12 @@ def settled() -> int:
 def synced(sync: px.WeightSync, source: Any, target: Any, version: int) -> dict[str, Any]:
     source.become(version)
     made = sync()
+    rows = sync.explain().rows
     return {
         "right": all(target.has(version)),
-        "movers": sorted({one.transport for one in made.moved}),
+        "movers": sorted({transport for _, _, _, transport, _ in rows}),
         "nbytes": made.nbytes,
-        "sources": len({one.source for one in made.moved}),
+        "sources": len({source for source, *_ in rows}),
     }
 
 

@@ -60,8 +60,8 @@ def group(backend: str) -> Iterator[px.WorkerGroup]:
 def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_rank(
     group: px.WorkerGroup, backend: str
 ) -> None:
-    other = "copy" if backend == "inline" else "shared memory"
-    movers = {(0, 0): "copy", (1, 1): "copy", (0, 1): other, (1, 0): other}
+    place, other = ("same process", "copy") if backend == "inline" else ("same node", "shared memory")
+    own, others = ("same process", "copy", "48 B"), (place, other, "48 B")
     with px.WeightSync(group.actor, group.rollout, NAME, verify="full") as sync:
         for number in (1, 2, 3):
             group.actor.train()
@@ -69,8 +69,8 @@ def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_r
 
             assert version.changed == 1
             assert torch.equal(torch.cat(group.rollout.joined(), 1), FULL + number)
-            assert {(one.source, one.target): one.transport for one in version.moved} == movers
-            assert [one.nbytes for one in version.moved] == [3 * 4 * 4] * 4
+            assert version.nbytes == 4 * 3 * 4 * 4
+            assert [row[2:] for row in sync.explain().rows] == [own, others, others, own]
 
 
 def test_a_sync_of_roles_takes_its_turn_among_submitted_calls(group: px.WorkerGroup) -> None:
@@ -117,7 +117,7 @@ def test_shared_weights_use_the_storage_of_the_source_and_send_nothing_also_afte
         found = group.rollout.weight()
         assert all(torch.equal(one[0], network(0).get_parameter("0.weight") + 1) for one in found)
         assert [one[1] for one in found] == [version.number] * 2
-        assert (version.nbytes, version.moved) == (0, ())
+        assert version.nbytes == 0
         assert sync().number == 2
         assert sync().changed == 0
 

@@ -286,15 +286,16 @@ def test_weights_of_another_step_than_requested_are_refused_and_not_sent() -> No
         sync(step=1)
 
 
-def test_a_version_has_its_bytes_seconds_and_transfers_between_ranks() -> None:
+def test_a_version_has_its_bytes_and_seconds_and_a_sync_its_transfers_between_ranks() -> None:
     with groups(Actor, Rollout, sizes=(1, 2)) as (source, target):
-        version = px.WeightSync(source, target, NAME)()
+        sync = px.WeightSync(source, target, NAME)
+        version = sync()
 
         size = 4 * sum(one.numel() for one in source.values()[0].values())
         assert version.nbytes == 2 * size
         assert version.seconds > 0
-        assert [(one.source, one.group, one.target, one.transport, one.nbytes) for one in version.moved] == [
-            (0, target.name, 0, "copy", size),
-            (0, target.name, 1, "copy", size),
+        assert list(sync.explain().rows) == [
+            ("rank 0", "rank 0", "same process", "copy", f"{size} B"),
+            ("rank 0", "rank 1", "same process", "copy", f"{size} B"),
         ]
         assert str(version).startswith("version 1: 824 B in ") and "4 tensors changed" in str(version)

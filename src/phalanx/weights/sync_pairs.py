@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
 from phalanx.weights.transport_interface import ConnectRequest, Side, SyncRequest
 from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
-from phalanx.weights.versions import Key, Transfer
+from phalanx.weights.versions import Key
 
 _log = logging.getLogger("phalanx")
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -126,18 +126,12 @@ class SyncPair:
         title = f"weights {self.target.key[1]!r}, {self.source.title} to {self.target.title}"
         return explain_plan(request.plan, request.transports, title=title, kept=kept)
 
-    def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
-        """Yield the transfer of each pair of ranks. Shared storage is not transferred.
-
-        Args:
-            sources: the source ranks, in the plan's order.
-            seconds: seconds of receiving by target rank, in the plan's order.
-        """
-        targets = list(seconds)
-        for (source, target, locality), nbytes in self.request.plan.bytes_by_link().items():
-            transport, rank = self.request.transports[locality], targets[target]
-            if transport != STORAGE:
-                yield Transfer(sources[source], self.target.title, rank, transport, nbytes, seconds[rank])
+    @property
+    def nbytes(self) -> int:
+        """Bytes that arrive in a sync, summed over the target ranks. Shared storage is not transferred."""
+        request = self.request
+        links = request.plan.bytes_by_link().items()
+        return sum(nbytes for (*_, locality), nbytes in links if request.transports[locality] != STORAGE)
 
     def send(self, request: SyncRequest, last: Sequence[Call]) -> Iterator[Call]:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.

@@ -7,8 +7,8 @@ while its weights are torn or lost, unless the method has ``needs_weights=False`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.byte_format import size
@@ -17,17 +17,6 @@ from phalanx.errors import DeclarationError, InternalError, WeightsError
 T = TypeVar("T")
 Key = tuple[str, str]
 """Role and name of weights."""
-
-
-class Transfer(NamedTuple):
-    """Bytes from a source rank to a target rank of ``group``, its transport, and the seconds on that target."""
-
-    source: int
-    group: str
-    target: int
-    transport: str
-    nbytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,6 @@ class WeightsVersion:
         changed: number of tensors that differ from the version before, according to samples. All tensors count after
             a failed sync or a change of processes.
         step: the source's count of optimizer steps, if it has one.
-        moved: transfers by pair of ranks.
     """
 
     number: int
@@ -51,7 +39,6 @@ class WeightsVersion:
     nbytes: int
     changed: int
     step: int | None = None
-    moved: tuple[Transfer, ...] = field(default=(), repr=False)
     wire_bytes: int = 0
 
     def __str__(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -154,14 +153,13 @@ class WeightTarget(WeightEnd):
         for endpoint in self._endpoints:
             endpoint.connect(Deadline(_CONNECT_S))
 
-    def receive(self, sync: SyncRequest) -> float:
-        """Receive a version into the role's parameters, or pass it to its ``load`` function. Return the seconds.
+    def receive(self, sync: SyncRequest) -> None:
+        """Receive a version into the role's parameters, or pass it to its ``load`` function.
 
         Raises:
             WeightsTransferError: if a source was lost.
             WeightsVerificationError: if the tensors differ from the source's.
         """
-        began = time.perf_counter()
         registry, key, number = self._registry, self._key, sync.number
         accepted = registry.accepted(key)
         known = registry.arrived_over(key, self._connection)
@@ -188,7 +186,6 @@ class WeightTarget(WeightEnd):
         if accepted.load is not None:
             load_all(accepted.load, tensors)
         registry.finish(key, number, self._connection)
-        return time.perf_counter() - began
 
     def _verify(self, peer: str, number: int, note: bytes, own: Sequence[tuple[str, Box, bytes]]) -> None:
         """Compare the version and the digests of the received boxes with the note of a source."""

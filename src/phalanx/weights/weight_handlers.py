@@ -98,10 +98,8 @@ def disconnect(runtime: WorkerRuntime, connection: str) -> None:
             part.close()
 
 
-def sync(
-    runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object
-) -> tuple[Sent | None, float | None]:
-    """Send or receive a version, or both, by the ``sides`` of this rank. Return the response and seconds to receive.
+def sync(runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object) -> Sent | None:
+    """Send or receive a version, or both, by the ``sides`` of this rank. Return the response of a source.
 
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
@@ -112,9 +110,10 @@ def sync(
         if source is not None and target is not None:
             return _sync_both(source, target, request)
         if source is not None:
-            return source.send(request), None
+            return source.send(request)
         if target is not None:
-            return None, target.receive(request)
+            target.receive(request)
+            return None
         raise WeightsTransferError(
             "this rank is not connected for this sync: an earlier sync failed, or another driver connected it; sync "
             f"again (version {request.number})"
@@ -124,15 +123,15 @@ def sync(
         raise
 
 
-def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
+def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> Sent:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
     with ThreadPoolExecutor(1, "phalanx-weights") as thread:
         sending = thread.submit(source.send, request)
         # else the target would wait for a source that failed
         sending.add_done_callback(lambda done: source.close() if done.exception() else None)
         try:
-            seconds = target.receive(request)
-            return sending.result(), seconds
+            target.receive(request)
+            return sending.result()
         except BaseException as error:
             cause = sending.exception() if sending.done() else None
             source.close()  # ends a send that waits, with another error

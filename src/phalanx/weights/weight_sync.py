@@ -43,7 +43,7 @@ from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.sync_pairs import Ranks, SyncPair, SyncSide, connect_pair, side_of
 from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
-from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
+from phalanx.weights.versions import Key, Weights, WeightsVersion
 from phalanx.wire.value import Reduced, as_integer, checked_timeout
 
 _TIMEOUT_S = 600.0
@@ -457,25 +457,17 @@ class SyncFuture(CallFuture[WeightsVersion]):
             return self._cause(error).with_traceback(None)
 
     def _version(self) -> WeightsVersion:
-        changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
-        for pair, calls in self.sent.items():
-            sources: dict[int, Sent] = {}
-            seconds: dict[int, float] = {}
-            for call in calls:
-                for rank, (sent, receiving) in zip(call.plan.ranks, call.result(None), strict=True):
-                    if sent is not None:
-                        sources[rank] = sent
-                    if receiving is not None:
-                        seconds[rank] = receiving
-            moved += pair.transfers(list(sources), seconds)
-            wire_bytes += sum(sent.nbytes for sent in sources.values())
-            steps += [sent.step for sent in sources.values() if sent.step is not None]
+        changed, steps, wire_bytes = 0, list[int](), 0
+        for calls in self.sent.values():
+            answers: list[Sent | None] = [answer for call in calls for answer in call.result(None)]
+            sources = [sent for sent in answers if sent is not None]
+            wire_bytes += sum(sent.nbytes for sent in sources)
+            steps += [sent.step for sent in sources if sent.step is not None]
             # a tensor changed if some source has other values than the last time
-            marks = zip(*(sent.changed for sent in sources.values()), strict=True)
+            marks = zip(*(sent.changed for sent in sources), strict=True)
             changed = max(changed, sum(map(any, marks)))
-        nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
-        step = max(steps, default=None)
-        return WeightsVersion(self.number, total, nbytes, changed, step, tuple(moved), wire_bytes)
+        nbytes, seconds = sum(pair.nbytes for pair in self.sent), time.monotonic() - self._began
+        return WeightsVersion(self.number, seconds, nbytes, changed, max(steps, default=None), wire_bytes)
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""
