@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import decode, decoding, encode, leaves_of
+from phalanx.wire.codec import decode, decoding, encode, large_leaves
 from tests.wire.routes import Token, in_process, payload, through_buffers
 
 Pair = namedtuple("Pair", "left right")
@@ -127,11 +127,13 @@ def test_a_leaf_may_be_sent_as_a_placeholder() -> None:
     assert arrived["b"][0] is large
 
 
-def test_leaves_are_found_once_in_the_order_of_the_encoding_unless_they_are_skipped() -> None:
+def test_large_leaves_are_found_once_in_the_order_of_the_encoding_up_to_an_error() -> None:
     tensor, array = torch.ones(2).as_subclass(torch.nn.Buffer), np.ma.masked_array([1.0, 2.0], [True, False])
-    found = leaves_of([Pair(tensor, 1), {"x": array, "y": tensor}, Token("a"), {}], [Token])
+    value = [Pair(tensor, np.ones(0)), Token("a"), {"x": array, "y": tensor}]
+    found = large_leaves(value, 8, [Token])
     assert [leaf is sent for leaf, sent in zip(found, (tensor, array), strict=True)] == [True, True]
-    assert leaves_of(((1.0, "a"), {"k": [2]})) == []
+    assert [leaf is tensor for leaf in large_leaves(value, 8)] == [True]
+    assert large_leaves(((1.0, "a"), {"k": [2]}), 0) == []
 
 
 def test_externalize_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:

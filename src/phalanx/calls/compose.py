@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_betwe
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
-from phalanx.wire.codec import Encoded, encode, leaves_of
+from phalanx.wire.codec import Encoded, encode, large_leaves
 from phalanx.wire.messages import (
     JoinedPlaceholder,
     Message,
@@ -31,44 +31,35 @@ Placed = tuple[bytes | None, tuple[Ref, ...]]
 """The body of a message, None if it is stored, and the references of the message: the last is that of a stored body."""
 
 
-def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
-    """Store a value for the ranks of a group, separate from the messages of a call; return its reference."""
-    nbytes = encoded.nbytes
-    ref = core.backend.put(encoded)
-    for counts in (core.counts, process):
-        counts.stored_bytes += nbytes
-    core.room.took(nbytes)
-    if call is not None:
-        call.listener.stored(call, nbytes)
-    return ref
-
-
 class SeparateValue:
-    """A value that a call stores apart from its messages, once, when the first message with it is placed.
+    """A value that a call stores apart from its messages, once, when the first message with it is placed."""
 
-    ``value`` is kept alive where the id of the value identifies it.
-    """
-
-    def __init__(self, encoded: Encoded, value: Value = None) -> None:
+    def __init__(self, value: Value, encoded: Encoded) -> None:
         self.nbytes = encoded.nbytes
-        self._value = value
+        self._value = value  # kept alive, because its id identifies it
         self._content: Encoded | Ref = encoded
 
     def store(self, core: Group, call: Call | None) -> Ref:
         """Store the value if no message has stored it before; return its reference."""
         if isinstance(self._content, Encoded):
-            self._content = store(core, self._content, call)
+            self._content = core.backend.put(self._content)
+            for counts in (core.counts, process):
+                counts.stored_bytes += self.nbytes
+            core.room.took(self.nbytes)
+            if call is not None:
+                call.listener.stored(call, self.nbytes)
         return self._content
+
+
+Separate = dict[tuple[int, bool], SeparateValue | None]
+"""Separate values of a call by id and by whether they are read-only; None: a value that no message has contained."""
 
 
 class Arguments:
     """The encoded arguments of a rank, and the references for the placeholders in them.
 
-    Nothing is stored until :meth:`place`: large arrays are views of the caller's memory.
-
-    Args:
-        leaves: ids of the tensors and arrays that are stored apart from the message.
-        separate: the separate values of the call's earlier messages, by id and by whether they are read-only.
+    Nothing is stored until :meth:`place`: large arrays are views of the caller's memory. Values to store are added to
+    ``separate``, which the messages of a call share.
     """
 
     def __init__(
@@ -76,15 +67,13 @@ class Arguments:
         core: Group,
         call: Call | None,
         value: Value,
-        leaves: Collection[int] = (),
-        separate: dict[tuple[int, bool], SeparateValue] | None = None,
+        separate: Separate,
     ) -> None:
         self._core = core
         self._call = call
         self._backend = core.backend
         self._refs: list[Ref | SeparateValue] = []
-        self._leaves = leaves
-        self._separate = {} if separate is None else separate
+        self._separate = separate
         externalize: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
             FuturePiece: self._piece,
@@ -93,21 +82,19 @@ class Arguments:
         }
         externalize |= dict.fromkeys(StoredParts.kinds, self._parts)
         externalize |= dict.fromkeys(self._backend.ref_types, lambda ref: RefPlaceholder(self._add(ref)))
-        encoded = encode(value, externalize=externalize, externalize_leaf=self._leaf if leaves else None)
+        encoded = encode(value, externalize=externalize, externalize_leaf=self._leaf if separate else None)
         self._body = encoded if encoded.nbytes <= core.inline_bytes else None
         if self._body is None:
-            self._add(SeparateValue(encoded))
-
-    def to_store(self) -> list[SeparateValue]:
-        """Return the values that must be stored before the message is sent."""
-        return [ref for ref in self._refs if isinstance(ref, SeparateValue)]
+            separate[id(value), False] = body = SeparateValue(value, encoded)
+            self._add(body)
 
     def place(self) -> Placed:
         """Store the values that are not in the message; return the body and the references of the message."""
-        refs = [
-            ref.store(self._core, self._call) if isinstance(ref, SeparateValue) else ref for ref in self._refs
-        ]
-        return None if self._body is None else self._body.to_bytes(), tuple(refs)
+        body = None if self._body is None else self._body.to_bytes()
+        return body, tuple(map(self._placed, self._refs))
+
+    def _placed(self, ref: Ref | SeparateValue) -> Ref:
+        return ref.store(self._core, self._call) if isinstance(ref, SeparateValue) else ref
 
     def _add(self, ref: Ref | SeparateValue) -> int:
         self._refs.append(ref)
@@ -115,12 +102,13 @@ class Arguments:
 
     def _put(self, value: Value, readonly: bool = False) -> StoredPlaceholder:
         key = id(value), readonly
-        if key not in self._separate:
-            self._separate[key] = SeparateValue(encode(value, readonly=readonly), value)
-        return StoredPlaceholder(self._add(self._separate[key]))
+        separate = self._separate.get(key)
+        if separate is None:
+            separate = self._separate[key] = SeparateValue(value, encode(value, readonly=readonly))
+        return StoredPlaceholder(self._add(separate))
 
     def _leaf(self, leaf: Value) -> StoredPlaceholder | None:
-        return self._put(leaf) if id(leaf) in self._leaves else None
+        return self._put(leaf) if (id(leaf), False) in self._separate else None
 
     def _passes(self, future: CallFuture[Any]) -> None:
         """Notify the listener that the result of another call is among the arguments."""
@@ -220,13 +208,13 @@ def _messages_each(
 ) -> Iterator[Message]:
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys: list[tuple[int, ...]] = list(zip(*(map(id, column.values) for column in columns), strict=True))
-    leaves = {id(leaf): leaf for leaf in _shared_leaves(core, plan)}
-    separate: dict[tuple[int, bool], SeparateValue] = {}
+    leaves = _shared_leaves(core, plan)
+    separate: Separate = dict.fromkeys((id(leaf), False) for leaf in leaves)
     encoded: dict[tuple[int, ...], Arguments] = {}
     for key, arguments in zip(keys, plan.arguments(), strict=True):
         if key not in encoded:
-            encoded[key] = Arguments(core, call, arguments, leaves, separate)
-    _admit(core, encoded.values())
+            encoded[key] = Arguments(core, call, arguments, separate)
+    _admit(core, separate)
     placed: dict[tuple[int, ...], Placed] = {}
     for position, key in enumerate(keys):
         if key not in placed:
@@ -238,25 +226,16 @@ def _messages_each(
 def _shared_leaves(core: Group, plan: CallPlan) -> list[Any]:
     """Return the large tensors and arrays that several ranks get, each once."""
     same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
-    try:
-        leaves = leaves_of((same, plan.shared), (*_SEPARATE, *StoredParts.kinds, *core.backend.ref_types))
-    except Exception:  # encoding the arguments raises it again, with the path of the part
-        return []
-    return [leaf for leaf in leaves if _nbytes(leaf) >= core.inline_bytes]
+    skipped = *_SEPARATE, *StoredParts.kinds, *core.backend.ref_types
+    return large_leaves((same, plan.shared), core.inline_bytes, skipped)
 
 
 _SEPARATE = (CallFuture, FuturePiece, StoredValue, Readonly)
 
 
-def _nbytes(leaf: Any) -> int:
-    is_sparse = getattr(leaf, "is_sparse", False)  # a tensor without nbytes
-    return encode(leaf).nbytes if is_sparse else leaf.nbytes
-
-
-def _admit(core: Group, composed: Iterable[Arguments]) -> None:
+def _admit(core: Group, separate: Separate) -> None:
     """Wait until the object store has capacity for the values that messages need."""
-    values = {id(value): value for arguments in composed for value in arguments.to_store()}
-    sizes = [value.nbytes for value in values.values()]
+    sizes = [value.nbytes for value in separate.values() if value is not None]
     if sizes:
         core.room.admit(sum(sizes), max(sizes), wait=wait_for_any)
 
@@ -267,6 +246,7 @@ def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
     Raises:
         DispatchError: if the value cannot be pickled, or the object store cannot hold it.
     """
-    arguments = Arguments(core, call, value)
-    _admit(core, [arguments])
+    separate: Separate = {}
+    arguments = Arguments(core, call, value, separate)
+    _admit(core, separate)
     return arguments.place()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -110,14 +111,11 @@ def encode(
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, readonly)
 
 
-def leaves_of(value: Value, skipped: Iterable[type] = ()) -> list[Any]:
-    """Return the distinct tensors and arrays that encoding a value meets, without reading their bytes.
+def large_leaves(value: Value, threshold: int, skipped: Iterable[type] = ()) -> list[Any]:
+    """Return the distinct tensors and arrays of at least ``threshold`` bytes that encoding a value meets.
 
-    Args:
-        skipped: types of the parts that are left out.
-
-    Raises:
-        Exception: if a part cannot be pickled.
+    Their bytes are not read. Parts of the types ``skipped`` are left out. The search ends at a part that cannot be
+    pickled: encoding the value raises the error, with the path of the part.
     """
     leaves: dict[int, Any] = {}
 
@@ -126,8 +124,14 @@ def leaves_of(value: Value, skipped: Iterable[type] = ()) -> list[Any]:
         return True  # a placeholder, so that the pickler does not enter the leaf
 
     if not _is_plain(value, _PLAIN_DEPTH):
-        _Pickler(io.BytesIO(), dict.fromkeys(skipped, lambda _: True), note).dump(value)
-    return list(leaves.values())
+        with suppress(Exception):
+            _Pickler(io.BytesIO(), dict.fromkeys(skipped, lambda _: True), note).dump(value)
+    return [leaf for leaf in leaves.values() if _nbytes(leaf) >= threshold]
+
+
+def _nbytes(leaf: Any) -> int:
+    is_sparse = getattr(leaf, "is_sparse", False)  # such a tensor has no nbytes
+    return encode(leaf).nbytes if is_sparse else leaf.nbytes
 
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
