@@ -41,20 +41,28 @@ def fits_by_trying_all(blocks: list[int], capacities: list[int]) -> bool:
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=6), st.lists(st.integers(0, 8), min_size=1, max_size=4)
 )
-def test_the_search_for_a_fit_agrees_with_an_exhaustive_search(blocks: list[int], capacities: list[int]):
+def test_blocks_that_fit_are_never_refused(blocks: list[int], capacities: list[int]):
+    assert fits(blocks, capacities) or not fits_by_trying_all(blocks, capacities)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=6),
+    st.lists(st.integers(0, 14), min_size=1, max_size=4),
+)
+def test_blocks_whose_sizes_divide_each_other_are_accepted_exactly_if_they_fit(
+    unit: int, multiples: list[int], capacities: list[int]
+):
+    blocks = [unit * multiple for multiple in multiples]
+
     assert fits(blocks, capacities) == fits_by_trying_all(blocks, capacities)
 
 
-def test_the_search_goes_beyond_best_fit_and_assumes_a_fit_at_its_limit(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    assert fits([7, 6, 5, 5], [11, 14])  # best fit puts the 7 on the node of 11
-    blocks, capacities = [7, 7, 5, 5], [11, 13]
-    assert not fits(blocks, capacities)
+def test_blocks_that_cannot_be_spread_over_free_nodes_are_advised_to_be_smaller():
+    nodes, blocks = [node("a", 11), node("b", 13)], [7, 7, 5, 5]
 
-    monkeypatch.setattr("phalanx.topology.placement._SEARCH_LIMIT", 1)
-
-    assert fits(blocks, capacities)
+    assert check_feasible(nodes, blocks, ONE_GPU) == (True, True)
+    assert "try again, or use smaller blocks" in placement_table(nodes, blocks, ONE_GPU)
 
 
 @pytest.mark.parametrize("spare", [0, 1], ids=["nodes of one size", "nodes of many sizes"])

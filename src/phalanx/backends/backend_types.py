@@ -270,7 +270,7 @@ class Backend(Protocol):
         """Reserve all slots or none.
 
         Raises:
-            PlacementError: at once if the request can never be met, else if its timeout expires.
+            PlacementError: at once if the nodes are too small for the request, else if its timeout expires.
         """
         ...
 

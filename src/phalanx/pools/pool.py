@@ -37,7 +37,7 @@ class ResourcePool:
         accelerator_type: only nodes with this type, such as "A100" (Ray's names).
         accelerators_per_slot: whole accelerators of a slot, for an engine that runs several in the same process.
         detached: the slots outlive this driver; see ``px.attach``.
-        timeout: seconds to wait if the cluster is busy; a pool that can never be placed fails at once.
+        timeout: seconds to wait if the cluster is busy; a pool too large for the cluster fails at once.
         backend: "ray" or "inline"; default the backend of ``px.init``, else ``PHALANX_BACKEND``, else "ray".
 
     Raises:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +42,8 @@ class Feasibility(NamedTuple):
     """Result of a placement check.
 
     ``fits_total``: the blocks fit on the nodes without other reservations; False means never. ``fits_now``: they fit
-    next to the current reservations. If the search is cut off, undecided blocks count as fitting.
+    next to the current reservations. Blocks of uneven sizes, such as 7 and 5, may count as fitting although they
+    cannot be spread over the nodes.
     """
 
     fits_total: bool
@@ -165,7 +165,9 @@ class _Request:
         fits = check_feasible(self.nodes, self.blocks, self.resources)
         if not fits.fits_total:
             return self._never()
-        return ["it fits now; try again"] if fits.fits_now else self._busy()
+        if not fits.fits_now:
+            return self._busy()
+        return ["enough slots are free now: try again, or use smaller blocks, which are easier to spread"]
 
     def _columns(self) -> list[str]:
         return [name for name in self.resources if not name.startswith(_TYPE_PREFIX)]
@@ -245,8 +247,8 @@ class _Request:
             else " in use by work outside Phalanx (see `ray status`)"
         )
         return [
-            f"it would fit if nothing were held; needed resources are{who}: close what is no longer needed, "
-            "put the group on a pool that exists already (groups can share it), or wait longer with timeout=",
+            f"enough slots would be free if nothing were held; needed resources are{who}: close what is no longer "
+            "needed, put the group on a pool that exists already (groups can share it), or wait longer with timeout=",
             f"largest block that fits on a node right now: {free}",
         ]
 
@@ -278,45 +280,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# Number of states that the search visits at most; ordinary clusters need a state for each block.
-_SEARCH_LIMIT = 20_000
-
-
 def fits(blocks: Sequence[int], capacities: Sequence[int]) -> bool:
-    """Return whether each block fits on a single node; ``capacities`` are in slots. Blocks may share a node.
+    """Return whether each block may fit on a single node; ``capacities`` are in slots. Blocks may share a node.
 
-    The search places the largest block first, on the fullest node that can hold it, and then tries all other choices.
-    It returns True if it is cut off before it has ruled the blocks out.
+    Numbers and sums are compared: False is certain. True is certain if each size is a multiple of the smaller sizes.
     """
-    sizes = sorted(blocks, reverse=True)
-
-    def place_next(placed: int, nodes: _Nodes) -> Iterator[tuple[int, _Nodes]]:
-        if sum(free * count for free, count in nodes) < sum(sizes[placed:]):
-            return
-        for free, _ in nodes:
-            if free >= sizes[placed]:
-                left = Counter(dict(nodes))
-                left.update({free: -1, free - sizes[placed]: 1})
-                yield placed + 1, _useful(left, sizes[-1])
-
-    states = [iter([(0, _useful(Counter(capacities), min(sizes, default=0)))])]
-    seen: set[tuple[int, _Nodes]] = set()
-    while states:
-        state = next(states[-1], None)
-        if state is None:
-            states.pop()
-        elif state not in seen:
-            seen.add(state)
-            if state[0] == len(sizes) or len(seen) > _SEARCH_LIMIT:
-                return True
-            states.append(place_next(*state))
-    return False
-
-
-_Nodes = tuple[tuple[int, int], ...]
-"""Pairs of a number of free slots and the number of nodes that have it, fullest nodes first."""
-
-
-def _useful(nodes: Counter[int], smallest: int) -> _Nodes:
-    """Return the nodes that can hold the smallest block."""
-    return tuple(sorted((free, count) for free, count in nodes.items() if count and free >= smallest))
+    for size in set(blocks):
+        large = [block for block in blocks if block >= size]
+        nodes = [free for free in capacities if free >= size]
+        parts = sum(block // size for block in large)  # nodes are cut into parts of this size, too
+        if parts > sum(free // size for free in nodes) or sum(large) > sum(nodes):
+            return False
+    return True

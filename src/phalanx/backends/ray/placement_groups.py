@@ -78,7 +78,7 @@ def reserve(request: ReserveRequest) -> Reservation:
     """Reserve all blocks or none.
 
     Raises:
-        PlacementError: at once if the cluster can never fit the request, else after ``request.timeout`` s.
+        PlacementError: at once if the cluster is too small for the request, else after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
     if request.strategy == "STRICT_PACK" and not _can_fit(request, nodes()):
@@ -134,7 +134,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 
 
 def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
-    """Return whether the request would fit if the nodes were free, or the cluster can still grow."""
+    """Return whether the request may fit if the nodes were free, or the cluster can still grow."""
     return check_feasible(on, request.blocks, request.bundle).fits_total or _autoscales()
 
 
