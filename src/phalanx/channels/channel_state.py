@@ -142,6 +142,8 @@ class ChannelStatus:
     """Dropped row ranges by reason."""
     consumers: Mapping[str, int]
     """Open leases by consumer."""
+    leaving: tuple[str, ...]
+    """Producers that end and wait until their items are delivered."""
 
 
 @dataclass(eq=False)
@@ -339,7 +341,8 @@ class ChannelState:
             delivered_per_second=self._delivered.total() / max(now - min(self._delivered, default=now), 1.0),
         )
         consumers = Counter(lease[0] for lease in self.leases)
-        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers)
+        leaving = {units.item.holder for units in self._open if units.item.holder in self._left}
+        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, tuple(leaving))
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, in which taken items wait again."""
