@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import threading
@@ -39,6 +40,8 @@ _DRIVER = "driver"
 _STATE = "driver/state.pickle"
 _CHANNELS = "driver/channels.pickle"
 _VERB = "px.checkpoint.CheckpointManager"
+
+_log = logging.getLogger("phalanx")
 
 _Versions = Mapping[tuple[str, str], int]
 """Versions of weights by role and name."""
@@ -321,6 +324,8 @@ class _DriverPart:
                 raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
         else:  # format 1
             flow, versions = b"", {}
+            if self.channels or self.staleness is not None:
+                _log.warning("%s is of format 1: its channels and staleness are not restored", step.folder)
         self._check_unused()
         try:
             content = read(flow) if flow else None
