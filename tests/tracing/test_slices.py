@@ -42,7 +42,7 @@ def test_the_driver_shows_plan_send_wait_fetch_and_join_of_a_call() -> None:
         ("in the background", 3, 4),
         ("wait", 4, 28),
         ("fetch", 28, 30),
-        ("join", 30, 32),
+        ("join or read", 30, 32),
     ]
 
 

@@ -35,7 +35,7 @@ _PHASES = {
     "wait": "#b9c1cc",
     "in the background": "#d5dae1",
     "fetch": "#7fc4a0",
-    "join": "#e0a56b",
+    "join or read": "#e0a56b",
 }
 _FIRST, _GAP, _HEADING = 16, 4, 24  # heights in the timeline: of a call, between tracks, of a group's name
 _MANY_SLICES = 150_000

@@ -93,7 +93,7 @@ def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
 
 
 def _driver_family(call: TracedCall, until: int) -> list[Slice]:
-    """Return the slices of a call on the driver and of its phases: plan, send, wait, fetch, join."""
+    """Return the slices of a call on the driver and of its phases: plan, send, wait, fetch, join or read a stream."""
     is_open = call.ended is None and call.returned is None
     end = call.ended if call.ended is not None else until if is_open else call.last_seen
     root = Slice(call.name, call.began, max(end, call.began), "call", call.id, is_open, call.error)
@@ -104,7 +104,7 @@ def _driver_family(call: TracedCall, until: int) -> list[Slice]:
             returned = min(returned, call.fetched)
         marks += [("in the background", None if call.sent is None else call.asked), ("wait", returned)]
         is_joined = call.error is None and call.fetched is not None
-        marks += [("fetch", call.fetched), ("join" if is_joined else "wait", call.ended)]
+        marks += [("fetch", call.fetched), ("join or read" if is_joined else "wait", call.ended)]
     return _family(root, marks)
 
 
