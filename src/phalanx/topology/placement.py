@@ -285,7 +285,7 @@ def fits(blocks: Sequence[int], capacities: Sequence[int]) -> bool:
 
     Numbers and sums are compared: False is certain. True is certain if each size is a multiple of the smaller sizes.
     """
-    for size in set(blocks):
+    for size in set(blocks) - {0}:
         large = [block for block in blocks if block >= size]
         nodes = [free for free in capacities if free >= size]
         parts = sum(block // size for block in large)  # nodes are cut into parts of this size, too

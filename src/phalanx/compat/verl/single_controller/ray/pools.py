@@ -1,7 +1,7 @@
 """Pools of slots on Ray placement groups: names of ``verl.single_controller.ray.base``.
 
 A pool is reserved when its placement groups are requested: all of them or none, by the library's own reservation, which
-rejects requests at once that can never be placed.
+rejects requests at once that are too large for the cluster.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class RayResourcePool(ResourcePool):
         use_gpu: bool = True,
         name_prefix: str | None = None,
         max_colocate_count: int = 10,
+        *,
         accelerator_type: str | None = None,
     ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
@@ -226,7 +227,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         rp1.use_gpu,
         f"{rp1.name_prefix}_{rp2.name_prefix}",
         rp1.max_colocate_count,
-        rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
+        accelerator_type=rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
     )
     merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
     merged._connection = rp1._connection or rp2._connection
