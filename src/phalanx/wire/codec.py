@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def encode(
 ) -> Encoded:
     """Encode a value of any type that cloudpickle supports. The value is not changed.
 
-    Types that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced by placeholders.
+    Numbers, str, bytes, list, tuple, dict, OrderedDict and set are never replaced by placeholders.
 
     Args:
         externalize: functions by type. A function takes an object of its type and returns a picklable placeholder to
@@ -180,7 +181,10 @@ class _Pickler(cloudpickle.Pickler):
         _Pickler(io.BytesIO(), self._externalize, self._externalize_leaf).dump(value)
 
     def reducer_override(self, obj: Value) -> Any:
-        kind, is_torch = type(obj), is_tensor(obj)
+        kind = type(obj)
+        if kind is OrderedDict:  # a module has ten of them
+            return NotImplemented
+        is_torch = is_tensor(obj)
         externalize = self._externalize.get(kind)
         if externalize is None and (is_torch or issubclass(kind, np.ndarray)):
             externalize = self._externalize_leaf
