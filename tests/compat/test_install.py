@@ -16,14 +16,17 @@ def test_verl_modules_that_the_tutorial_imports_come_from_phalanx() -> None:
         phalanx.compat.verl.install()
         phalanx.compat.verl.install()
         import importlib, sys
-        for name in ["single_controller", "single_controller.base", "single_controller.base.decorator",
-                     "single_controller.base.worker", "single_controller.base.worker_group",
-                     "single_controller.ray", "single_controller.ray.base", "single_controller.ray.megatron",
-                     "single_controller.base.megatron.worker", "utils.megatron_utils",
-                     "models.llama.megatron.layers"]:
+        homes = {name: name for name in ["single_controller", "single_controller.base",
+                                         "single_controller.base.decorator", "single_controller.base.worker",
+                                         "single_controller.base.worker_group", "single_controller.ray",
+                                         "single_controller.ray.base"]}
+        for name in ["single_controller.ray.megatron", "single_controller.base.megatron.worker",
+                     "utils.megatron_utils", "models.llama.megatron", "models.llama.megatron.layers"]:
+            homes[name] = "megatron"
+        for name, home in homes.items():
             module = importlib.import_module("verl." + name)
-            assert module is sys.modules["phalanx.compat.verl." + name], name
-            assert module.__spec__.name == module.__name__ == "phalanx.compat.verl." + name
+            assert module is sys.modules["phalanx.compat.verl." + home], name
+            assert module.__spec__.name == module.__name__ == "phalanx.compat.verl." + home
         import verl
         from verl.single_controller.base.decorator import collect_all_to_all
         print(verl.__version__, collect_all_to_all.__module__)

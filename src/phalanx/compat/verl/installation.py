@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 import warnings
@@ -13,12 +12,9 @@ from typing import Any
 
 from phalanx.compat.verl import overlay as over_verl
 from phalanx.compat.verl.errors import AlreadyImported
-from phalanx.compat.verl.redirect import Redirect
+from phalanx.compat.verl.redirect import HOME, Redirect, home_of
 
 _NAME = "verl"
-_HOME = "phalanx.compat.verl"
-#: Parts of this package that ``import verl`` provides without verl. The other modules are not names of verl.
-_PROVIDED = ("single_controller", "models", "utils")
 #: A folder with a package ``verl`` that provides the names in processes with the folder on their path.
 ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
 
@@ -35,8 +31,8 @@ class _TutorialNames(Redirect):
         package, _, name = fullname.partition(".")
         if package != _NAME:
             return None
-        home = f"{_HOME}.{name}" if name else _HOME
-        if name and (name.split(".")[0] not in _PROVIDED or not _exists(home)):
+        home = home_of(name)
+        if home is None:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: verl is not installed, and Phalanx provides only "
                 "verl.single_controller and what verl's tutorial imports (docs/migrating-from-verl.md). For all else: "
@@ -44,13 +40,6 @@ class _TutorialNames(Redirect):
                 name=fullname,
             )
         return home
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def install(*, overlay: bool = False) -> None:
@@ -86,7 +75,7 @@ def install_here(*, strict: bool) -> None:
     if over_verl.installed_version()[1]:
         return
     present = sys.modules.get(_NAME)
-    home = sys.modules[_HOME]
+    home = sys.modules[HOME]
     if present is not None and present is not home and not _is_alias(present):
         if strict:
             raise AlreadyImported(

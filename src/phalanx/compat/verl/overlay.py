@@ -22,7 +22,7 @@ from typing import Any
 
 from phalanx.compat.verl.batches import register_row_types
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
-from phalanx.compat.verl.redirect import Redirect
+from phalanx.compat.verl.redirect import Redirect, home_of
 from phalanx.config import overlays_verl, own_variables
 from phalanx.worker.bootstrap import importing
 
@@ -32,7 +32,6 @@ ASKED = "PHALANX_VERL"
 #: Ray's variable with the configuration of a job, in the job's process (`ray job submit`).
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _CONTROLLER = "verl.single_controller"
-_HOME = "phalanx.compat.verl.single_controller"
 #: The release of verl that this controller is tested with. Other patch releases of its line are accepted.
 TESTED = "0.9.1"
 #: Modules of verl that the controller uses or replaces.
@@ -45,7 +44,7 @@ class _Overlay(Redirect):
     def home_of(self, fullname: str) -> str | None:
         """Return this package's module for a module of verl's controller; None for other modules."""
         if fullname == _CONTROLLER or fullname.startswith(f"{_CONTROLLER}."):
-            return _HOME + fullname[len(_CONTROLLER) :]
+            return home_of(fullname.partition(".")[2])
         return None
 
 

@@ -9,6 +9,31 @@ import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
 
+#: Package with verl's names, and the modules of verl whose names are in a module of another name there.
+HOME = "phalanx.compat.verl"
+_ELSEWHERE = {
+    "single_controller.ray.megatron": "megatron",
+    "single_controller.base.megatron": "megatron",
+    "single_controller.base.megatron.worker": "megatron",
+    "models": "megatron",
+    "models.llama": "megatron",
+    "models.llama.megatron": "megatron",
+    "models.llama.megatron.layers": "megatron",
+    "utils": "megatron",
+    "utils.megatron_utils": "megatron",
+}
+
+
+def home_of(name: str) -> str | None:
+    """Return the module here with the names of the module ``name`` of verl ("": of verl itself); None if none has."""
+    if name.partition(".")[0] not in ("", "single_controller") and name not in _ELSEWHERE:
+        return None
+    home = f"{HOME}.{_ELSEWHERE.get(name, name)}" if name else HOME
+    try:
+        return home if importlib.util.find_spec(home) is not None else None
+    except ModuleNotFoundError:
+        return None
+
 
 class Redirect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """A finder and loader of modules for which :meth:`home_of` names another module."""

@@ -23,7 +23,7 @@ def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
     Raises:
         NoSharedBase: if a role does not derive from ``Worker``.
     """
-    from phalanx.compat.verl.single_controller.base.megatron.worker import MegatronWorker
+    from phalanx.compat.verl.megatron import MegatronWorker  # it imports this module
 
     for base in (MegatronWorker, Worker):
         if all(base in mro for mro in mros):

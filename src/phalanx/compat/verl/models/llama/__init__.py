@@ -1,1 +1,0 @@
-"""Layers of models that verl's tutorial imports."""

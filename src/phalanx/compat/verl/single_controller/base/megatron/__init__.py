@@ -1,1 +1,0 @@
-"""Workers on megatron-core, of verl's earlier line."""

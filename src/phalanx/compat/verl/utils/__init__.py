@@ -1,1 +1,0 @@
-"""Helpers that verl's tutorial imports."""
