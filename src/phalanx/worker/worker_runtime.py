@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
@@ -112,7 +112,7 @@ class Loop:
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
         task = self._loop.create_task(awaited())
-        if not _is_in_loop():
+        if asyncio._get_running_loop() is None:
             return _run_until_complete(self._loop, task)
         # Inline ranks in a notebook: its loop runs on this thread.
         thread = ThreadPoolExecutor(1)
@@ -140,7 +140,7 @@ class TraceFiles:
         self.files = ""
         self._on = False
         self._own_process = own_process
-        self._open: dict[str, SpanWriter] = {}
+        self._writer_of = lru_cache(maxsize=_OPEN_TRACES)(SpanWriter)
 
     def of(self, trace: str, number: int) -> AbstractContextManager[CallSpan | None]:
         """Return a context around a call that records it in ``trace``; its value is None if there is no trace."""
@@ -149,11 +149,7 @@ class TraceFiles:
                 spans.process.sink = None  # the driver has ended its trace
                 self._on = False
             return _NOTHING
-        writer = self._open.get(trace)
-        if writer is None:
-            if len(self._open) >= _OPEN_TRACES:
-                self._open.pop(next(iter(self._open))).close()
-            writer = self._open[trace] = SpanWriter(path_of(self.files, trace))
+        writer = self._writer_of(path_of(self.files, trace))
         if self._own_process:
             spans.process.sink = writer
             self._on = True
@@ -591,15 +587,6 @@ def _noted(result: Any, note: CallSpan, pack: Callable[[Any], Any]) -> Any:
     packed = pack(result)
     note.result_bytes = sent_bytes(packed)
     return packed
-
-
-def _is_in_loop() -> bool:
-    """Return whether an event loop runs on this thread, without a RuntimeError as context of later errors."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _run_until_complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Any:
