@@ -32,6 +32,7 @@ from phalanx.wire.messages import STORE_VARIABLE
 _MODULE = "torch.distributed.rendezvous"
 
 _worlds: Counter[str] = Counter()
+#: The stores that this process serves, by port.
 _served: dict[int, Any] = {}
 
 
@@ -46,32 +47,29 @@ def listen(address: str) -> socket.socket:
 
 def join_store(listening: socket.socket | None, *, serves: bool) -> None:
     """Make this process join the store of its group. It serves the store on ``listening``, or closes this socket."""
-    _when_imported(_put_handler)
-    if listening is not None and serves:
-        _when_imported(lambda _: _serve(listening))
-    elif listening is not None:
+    if listening is not None and not serves:
         listening.close()
+        listening = None
+    if _MODULE in sys.modules:
+        _prepare(sys.modules[_MODULE], listening)
+    elif not any(isinstance(finder, _PostImport) for finder in sys.meta_path):  # of an inline rank before
+        sys.meta_path.insert(0, _PostImport(listening))
 
 
-def _serve(listening: socket.socket) -> None:
-    from torch.distributed import TCPStore
+def _prepare(module: Any, listening: socket.socket | None) -> None:
+    """Put the handler in front of torch's ``env://``, and serve the store on ``listening``."""
+    _wrap(module._rendezvous_handlers, "env", _rendezvous)
+    if listening is not None:
+        from torch.distributed import TCPStore
 
-    port = listening.getsockname()[1]
-    collectives.keep_port(port)
-    _served[port] = TCPStore(
-        "localhost", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+        port, fd = listening.getsockname()[1], listening.detach()
+        _served[port] = TCPStore("localhost", port, None, True, wait_for_workers=False, master_listen_fd=fd)
 
 
 def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None:
     """Replace a function of torch by ``wrapper(function, ...)``. Idempotent."""
     if getattr(names[name], "func", None) is not wrapper:
         names[name] = functools.partial(wrapper, names[name])
-
-
-def _put_handler(module: Any) -> None:
-    """Put the handler in front of torch's ``env://``."""
-    _wrap(module._rendezvous_handlers, "env", _rendezvous)
 
 
 def _rendezvous(
@@ -107,7 +105,6 @@ def _rendezvous(
         world = f"{epoch}/{world_size}"
         _worlds[world] += 1
         yield dist.PrefixStore(f"phalanx/{world}/{_worlds[world]}", store), rank, world_size
-    raise RuntimeError("a process group cannot be formed again from the same env:// rendezvous")
 
 
 def _note_connections(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,10 +114,10 @@ def _note_connections(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 class _PostImport(importlib.abc.MetaPathFinder):
-    """Finder that runs a function once torch's rendezvous module was imported, and leaves the import to others."""
+    """Finder that prepares torch's rendezvous module once it was imported, and leaves the import to others."""
 
-    def __init__(self, action: Callable[[ModuleType], None]) -> None:
-        self.action = action
+    def __init__(self, listening: socket.socket | None) -> None:
+        self._listening = listening
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -136,25 +133,15 @@ class _PostImport(importlib.abc.MetaPathFinder):
 
     def _run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         exec_module(module)
-        self.action(module)
-
-
-def _when_imported(action: Callable[[ModuleType], None]) -> None:
-    """Run ``action`` with torch's rendezvous module, now or once it is imported; equal actions run once."""
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        action(module)
-    elif all(getattr(finder, "action", None) != action for finder in sys.meta_path):
-        sys.meta_path.insert(0, _PostImport(action))
+        _prepare(module, self._listening)
 
 
 class Collectives:
-    """The sockets of process groups. Linux only: elsewhere none is known, and nothing is aborted."""
+    """The sockets of process groups."""
 
     def __init__(self) -> None:
         self._noted = set[str]()
         self._before: list[frozenset[str]] = []  # for each running block: the sockets from before it
-        self._kept_ports = set[int]()
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
@@ -171,10 +158,6 @@ class Collectives:
         """Forget the sockets of groups that were destroyed."""
         self._noted.clear()
 
-    def keep_port(self, port: int) -> None:
-        """Never shut down connections to this port of the rendezvous store, which other ranks still need."""
-        self._kept_ports.add(port)
-
     def abort(self) -> None:
         """Shut the sockets down, so that a thread in a collective gets an error.
 
@@ -187,7 +170,7 @@ class Collectives:
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if internet and connection.getsockname()[1] not in self._kept_ports:
+                if internet and connection.getsockname()[1] not in _served:
                     connection.getpeername()  # raises for a listener
                     connection.shutdown(socket.SHUT_RDWR)
 
@@ -195,12 +178,11 @@ class Collectives:
 def _sockets() -> dict[int, str]:
     """Return the name of each socket of this process by file descriptor."""
     sockets: dict[int, str] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/self/fd/{fd}")
-                if target.startswith("socket:"):
-                    sockets[int(fd)] = target
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if target.startswith("socket:"):
+                sockets[int(fd)] = target
     return sockets
 
 
