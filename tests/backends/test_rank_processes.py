@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.backends.ray.rank_processes import ProcessHandle, readable_stack, stacks_of
-from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel
 
 SCRIPT = Path(__file__).with_name("stacks_script.py")
-needs_proc = pytest.mark.skipif(not available(), reason="needs /proc")
 
 
 @contextmanager
@@ -43,7 +41,6 @@ def spinning(target: ProcessHandle) -> str:
     pytest.fail(f"it does not hold the interpreter, but is at {text}")
 
 
-@needs_proc
 def test_reading_stacks_100_times_does_not_disturb_imports_and_thread_starts() -> None:
     with process("imports_and_starts_threads") as target:
         read = [stacks_of([target])[0] for _ in range(100)]
@@ -51,7 +48,6 @@ def test_reading_stacks_100_times_does_not_disturb_imports_and_thread_starts() -
     assert [why for text, why in read if not text or why] == []
 
 
-@needs_proc
 @pytest.mark.parametrize("handler", ["takes_the_signal", "leaves_it"])
 def test_the_stack_of_a_waiting_process_is_read_without_a_signal(handler: str) -> None:
     with process("sleeps", handler) as target:
@@ -63,7 +59,6 @@ def test_the_stack_of_a_waiting_process_is_read_without_a_signal(handler: str) -
     assert "more thread" in text
 
 
-@needs_proc
 @pytest.mark.parametrize("doing", [["holds_the_interpreter"], ["runs_calls", "on_a_thread"]])
 def test_a_signal_reads_the_thread_that_runs_calls_if_native_code_holds_the_interpreter(
     doing: list[str],
@@ -72,7 +67,6 @@ def test_a_signal_reads_the_thread_that_runs_calls_if_native_code_holds_the_inte
         assert f"in {doing[0]}" in spinning(target)
 
 
-@needs_proc
 def test_a_process_that_ignores_the_signal_and_holds_the_interpreter_is_reported_unreadable() -> None:
     with process("holds_the_interpreter", "takes_the_signal") as target:
         answers = (stacks_of([target])[0] for _ in range(100))

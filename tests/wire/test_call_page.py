@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.wire import call_page
 
-pytestmark = pytest.mark.skipif(not call_page.available(), reason="pages are Linux only")
 NUMBERS = st.integers(1, 2**63)
 
 

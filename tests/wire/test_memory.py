@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures.thread
 import gc
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,8 @@ def small_thresholds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(memory, "_CHUNK", 5)
 
 
-@pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 5 << 20])
-def test_an_allocated_block_has_the_requested_size(
-    nbytes: int, pooled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not pooled:
-        monkeypatch.setattr(memory, "buffer_pool", None)
+def test_an_allocated_block_has_the_requested_size(nbytes: int) -> None:
     block = allocate(nbytes)
     assert (block.dtype, block.numel()) == (torch.uint8, nbytes)
     if nbytes <= 100:
@@ -149,7 +143,6 @@ def test_large_values_are_copied_while_the_interpreter_exits(monkeypatch: pytest
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
 def test_a_forked_child_copies_with_threads_of_its_own() -> None:
     source = [memoryview(bytes([1]) * memory.PARALLEL_FROM)]
     private_copies(source)  # starts the parent's threads
@@ -160,12 +153,11 @@ def test_a_forked_child_copies_with_threads_of_its_own() -> None:
 
 
 MB = 1 << 20
-LINUX = sys.platform.startswith("linux")
 
 
 @pytest.fixture
 def pool() -> BufferPool:
-    return BufferPool(64 * MB) if LINUX else pytest.skip("no huge pages here")
+    return BufferPool(64 * MB)
 
 
 def address(block: np.ndarray) -> int:
@@ -212,7 +204,6 @@ def test_the_pool_keeps_at_most_its_limit_and_uses_huge_pages(
     assert pool.kept_bytes == 64 * MB
 
 
-@pytest.mark.skipif(not LINUX, reason="no huge pages here")
 def test_large_allocated_memory_is_reused() -> None:
     place = allocate(24 * MB).data_ptr()
     assert allocate(24 * MB).data_ptr() == place

@@ -2,8 +2,7 @@
 
 A worker process writes the number and method of each call when the call begins, and clears them when it ends. The
 node's agent opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds
-the GIL or was stopped by a signal. The agent writes the numbers of cancelled calls there. Linux only: other platforms
-have no such page, and busy ranks cannot be observed.
+the GIL or was stopped by a signal. The agent writes the numbers of cancelled calls there.
 
 A request to a rank is a single byte in its pipe. The rank writes its stacks to a file, complete between two marks.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
 import time
 from dataclasses import dataclass
 
@@ -36,11 +34,6 @@ _THREAD_AT = 8
 _RUNNING_AT = 64
 _CANCELLED_AT = _RUNNING_AT + SLOTS * _RUNNING.size
 _TEXT_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
-
-
-def available() -> bool:
-    """Return whether this platform supports call pages."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
 class CallPage:

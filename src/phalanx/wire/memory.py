@@ -3,7 +3,7 @@
 Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as into
 mapped memory, with 2 MB pages about twice, since the kernel clears each page at its first use. So large blocks request
 transparent huge pages (``madvise(MADV_HUGEPAGE)``), and freed blocks are kept for later blocks of about their size.
-Systems without huge pages get ordinary memory.
+Kernels without huge pages give ordinary memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 import itertools
 import mmap
 import os
-import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -152,15 +151,8 @@ class BufferPool:
                 return
 
 
-def _most_kept() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MEMORY
-    except (ValueError, OSError, AttributeError):
-        return 512 << 20
-
-
-#: The buffer pool of this process; None on other systems than Linux.
-buffer_pool: BufferPool | None = BufferPool(_most_kept()) if sys.platform.startswith("linux") else None
+#: The buffer pool of this process.
+buffer_pool = BufferPool(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MEMORY)
 
 
 def allocate(nbytes: int) -> torch.Tensor:
@@ -169,7 +161,7 @@ def allocate(nbytes: int) -> torch.Tensor:
     From ``HUGE_FROM`` bytes on it uses huge pages, which are reused once the tensor is freed. Its storage cannot be
     resized then. ``.numpy()`` returns the same memory as an array.
     """
-    if nbytes >= HUGE_FROM and buffer_pool is not None:
+    if nbytes >= HUGE_FROM:
         return torch.from_numpy(buffer_pool.block(nbytes))
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
@@ -186,12 +178,11 @@ def tensor_over(
 @functools.cache
 def _copiers() -> ThreadPoolExecutor:
     """Return the thread pool for copies."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ThreadPoolExecutor(min(_MOST_THREADS, cores or 1), thread_name_prefix="phalanx-copy")
+    cores = len(os.sched_getaffinity(0))
+    return ThreadPoolExecutor(min(_MOST_THREADS, cores), thread_name_prefix="phalanx-copy")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_copiers.cache_clear)
+os.register_at_fork(after_in_child=_copiers.cache_clear)
 
 
 def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:

@@ -25,7 +25,7 @@ from itertools import islice
 from traceback import walk_stack
 from types import FrameType
 
-from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer, available
+from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer
 from phalanx.wire.messages import SideChannel
 from phalanx.worker.rendezvous import collectives
 
@@ -187,9 +187,9 @@ def _start_ticks() -> int:
 
 
 @functools.cache
-def control() -> Control | None:
-    """Return the side channel of this process, created at the first call; None if the platform has none."""
-    return Control() if available() else None
+def control() -> Control:
+    """Return the side channel of this process, created at the first call."""
+    return Control()
 
 
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler

@@ -48,7 +48,7 @@ class RayServices:
             host=socket.gethostname(),
             node_ip=ray.util.get_node_ip_address(),
             accelerator_ids=private.accelerator_ids(),
-            cpus_of_node=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            cpus_of_node=len(os.sched_getaffinity(0)),
             threads=_started_with(THREADS),
         )
         return slot, _log_paths(context.get_worker_id())
