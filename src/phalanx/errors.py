@@ -43,44 +43,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "ArgumentLost",
-    "CallCancelled",
-    "CallError",
-    "CallTimeout",
-    "ChannelClosed",
-    "ChannelEmpty",
-    "ChannelError",
-    "ChannelFull",
-    "CheckpointCorrupted",
-    "CheckpointError",
-    "CheckpointLocked",
-    "CheckpointMismatch",
-    "DeclarationError",
-    "DispatchError",
-    "FailureKind",
-    "GroupBroken",
-    "GroupClosed",
-    "GroupError",
-    "InternalError",
-    "ItemsLost",
-    "PhalanxError",
-    "PlacementError",
-    "RankReport",
-    "RankState",
-    "RanksDiverged",
-    "RemoteCallError",
-    "StaleEpoch",
-    "StalenessTimeout",
-    "WeightsError",
-    "WeightsMismatch",
-    "WeightsTorn",
-    "WeightsTransferError",
-    "WeightsVerificationError",
-    "WorkerDiedError",
-    "WorkerInitError",
-]
-
 FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
 """How a rank's part of a call ended. "stopped": phalanx stopped the rank because a peer failed; "stale": the rank
 refused the call, which belongs to another epoch."""
