@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 import phalanx as px
-from phalanx.config import overlays_verl, own_variables, settings, shown_ranks
+from phalanx.config import Settings, overlays_verl, own_variables, settings, shown_ranks
 
 
-def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
+def test_settings_have_defaults_and_a_deadline_is_that_of_groups_without_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PHALANX_CALL_TIMEOUT", raising=False)
-    assert settings().call_timeout is None  # unless somebody asks for one
+    for name in own_variables():
+        monkeypatch.delenv(name)
+    assert settings() == Settings()
     monkeypatch.setenv("PHALANX_CALL_TIMEOUT", "7.5")
 
     with px.ResourcePool([1], backend="inline") as pool:
@@ -22,20 +23,9 @@ def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
     assert (own.core.handle.call_timeout, without.core.handle.call_timeout) == (3.0, 7.5)
 
 
-def test_the_backend_is_ray_unless_somebody_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PHALANX_BACKEND", raising=False)
-
-    assert settings().backend == "ray"
-
-
-@pytest.mark.parametrize(("given", "asked"), [("1", True), ("0", False), ("", False)])
-def test_verl_is_overlaid_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, given: str, asked: bool
-) -> None:
-    monkeypatch.setenv("PHALANX_VERL", given)
-    assert overlays_verl() is asked
-    monkeypatch.delenv("PHALANX_VERL")
-    assert overlays_verl() is False
+def test_verl_is_overlaid_where_that_is_asked_for() -> None:
+    assert overlays_verl({"PHALANX_VERL": "1"})
+    assert not any(overlays_verl(given) for given in ({"PHALANX_VERL": "0"}, {"PHALANX_VERL": ""}, {}))
 
 
 def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
