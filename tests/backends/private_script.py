@@ -1,9 +1,7 @@
-"""Use every private part of Ray that the library needs, on a cluster and after the cluster was left."""
+"""Use private parts of Ray that the library needs, on a cluster and after the cluster was left."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,91 +15,27 @@ class Counter:
     def add(self, x: int) -> int:
         return x + 1
 
-    @classmethod
-    def whoami(cls) -> Any:
-        return (private.current_call_id(), private.task_name())
-
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
-
     def items(self) -> Any:
         yield 0
-        yield 1
-
-
-class AsyncCounter:
-    async def whoami(self) -> Any:
-        await asyncio.sleep(0)
-        return (private.current_call_id(), private.task_name())
-
-    async def items(self) -> Any:
-        yield (private.current_call_id(), private.task_name())
-
-
-def check_calls(actor: Any) -> None:
-    """Check that both sides of a call see the same id and name."""
-    asynchronous = private.create_actor(AsyncCounter, num_cpus=0, max_restarts=0, max_concurrency=2)
-    for handle in (actor, asynchronous):
-        calls = [private.call(handle, "whoami", name=f"Counter.whoami@{number}") for number in range(3)]
-        told = private.get(calls)
-        assert told == [
-            (private.call_id(ref), f"Counter.whoami@{number}") for number, ref in enumerate(calls)
-        ]
-        assert len(set(told)) == 3
-    stream = private.call(asynchronous, "items", name="Counter.items@0", returns="streaming")
-    first = private.get(next(stream))
-    assert first == (private.call_id(stream.completed()), "Counter.items@0")
 
 
 def check_connected() -> Any:
-    """Use each function once, and return an actor's handle, a placement group and a reference."""
-    connection = private.connection()
-    assert private.is_connected()
-    assert connection is private.connection()
-    runtime_env = {"env_vars": {"GIVEN": "to the process"}}
-    actor = private.create_actor(
-        Counter, num_cpus=0, max_restarts=0, name="counter", namespace="phalanx", runtime_env=runtime_env
-    )
+    """Use the functions that tests of users would not miss; return an actor's handle, a placement group, a reference.
+
+    The rest of the library suppresses errors of ``last_address``, ``largest_cluster`` and ``metadata``.
+    """
+    actor = private.create_actor(Counter, num_cpus=0, max_restarts=0, name="counter", namespace="phalanx")
     assert private.get(private.call(actor, "add", 1)) == 2
-    assert private.get(private.call(actor, "variable", "GIVEN")) == "to the process"
-    stream = private.call(actor, "items", name="Counter.items", returns="streaming", buffer=1)
-    assert [private.get(item) for item in stream] == [0, 1]
-    check_calls(actor)
-    assert private.class_name(actor) == "Counter"
-    assert private.actor_states()(private.actor_id(actor)) not in (None, private.DEAD)
-    assert private.get_actor("counter", namespace="phalanx") == actor
     ref = private.put("value")
-    assert private.wait([ref], num_returns=1, timeout=5)[0] == [ref]
     assert private.get(private.reference_to(private.address_of(ref))) == "value"
     group = private.placement_group([{"CPU": 1.0}], name="block")
     assert group.wait(10)
-    assert private.placement_group_table(group)["state"] == "CREATED"
-    node = private.runtime_context().get_node_id()
-    assert [one["NodeID"] for one in private.nodes()] == [node]
-    assert private.total_resources()[node]["CPU"] == 2.0
-    assert private.free_resources()[node]["CPU"] <= 1.0
-    assert private.draining_nodes() == {}
     assert not private.largest_cluster()
-    private.write_key("key", b"value")
-    assert private.read_key("key") == b"value"
-    check_client(node)
-    private.write_key("key", None)
-    assert private.read_key("key") is None
-    assert private.log_folder()
+    client = private.ClusterClient(private.runtime_context().gcs_address, 5.0)
+    assert b"ray_version" in (client.metadata() or b"")
     assert private.runs_in_cluster_process()
     private.last_address()
-    assert private.cluster_addresses()
-    private.bootstrap_address()
     return actor, group, ref
-
-
-def check_client(node: str) -> None:
-    client = private.ClusterClient(private.runtime_context().gcs_address, 5.0)
-    assert (client.keys_written(), client.read("key")) == (["key"], b"value")
-    assert b"ray_version" in (client.metadata() or b"")
-    assert [key.hex() for key in client.nodes()] == [node]
-    assert list(client.jobs().values()) == [True]
-    assert client.actor_names() == ["counter"]
 
 
 def check_left(actor: Any, group: Any, ref: Any) -> None:
@@ -141,6 +75,7 @@ def check_left(actor: Any, group: Any, ref: Any) -> None:
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 kept = check_connected()
 before = private.connection()
+assert private.is_connected()
 ray.shutdown()
 assert not private.is_connected()
 check_left(*kept)

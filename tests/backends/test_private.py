@@ -21,7 +21,7 @@ STARTS_A_CLUSTER = {"get", "put", "wait", "kill", "cancel", "get_actor", "get_ru
 
 
 @pytest.mark.slow
-def test_each_private_part_of_ray_works_on_a_cluster_and_starts_none_after_it_was_left() -> None:
+def test_private_parts_of_ray_work_on_a_cluster_and_start_none_after_it_was_left() -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120)
 
     assert (ran.returncode, ran.stdout) == (0, "the end\n"), ran.stdout + ran.stderr

@@ -2,7 +2,7 @@
 
 Ray's public functions call ``ray.init()`` if no cluster is connected. A background thread of this library must never
 do so after the user's ``ray.shutdown()``. So this module calls the wrapped functions (``__wrapped__``), which raise
-instead. No other module uses private parts of Ray; ``tests/backends/test_private.py`` checks each on a real cluster.
+instead. No other module uses private parts of Ray; ``tests/backends/test_private.py`` checks them on a real cluster.
 """
 
 from __future__ import annotations
