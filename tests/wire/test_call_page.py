@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,18 +20,15 @@ def read(page: call_page.CallPage) -> call_page.CallPageState:
 
 def test_a_running_call_is_on_the_page_with_its_start_time_until_it_ends() -> None:
     page = call_page.CallPage()
-    slot = page.begin(7)
-
-    assert 0 <= time.monotonic() - read(page).running[7] < 5
-
-    page.end(slot)
+    with call_page.Listed(page, 7, ""):
+        assert 0 <= time.monotonic() - read(page).running[7] < 5
     assert read(page).running == {}
 
 
 def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_rank() -> None:
     page = call_page.CallPage()
     for call, method in enumerate(["actor.update", "", "actor.update", "größe", "x" * 100, "y"]):
-        page.begin(call + 1, method)
+        call_page.Listed(page, call + 1, method).__enter__()
     page.tell("812 tokens/s, 12 running")
     page.tell("idle")
 
@@ -41,11 +39,10 @@ def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_r
 @given(st.lists(NUMBERS, unique=True, max_size=2 * call_page.SLOTS))
 def test_concurrent_calls_have_separate_slots_until_all_slots_are_used(numbers: list[int]) -> None:
     page = call_page.CallPage()
-    slots = [page.begin(number) for number in numbers]
-
-    assert set(read(page).running) == set(numbers[: call_page.SLOTS])
-    for slot in slots:
-        page.end(slot)
+    with ExitStack() as calls:
+        for number in numbers:
+            calls.enter_context(call_page.Listed(page, number, ""))
+        assert set(read(page).running) == set(numbers[: call_page.SLOTS])
     assert read(page).running == {}
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import phalanx
 from phalanx.errors import PhalanxError, RankReport, RemoteCallError
 from phalanx.wire.exceptions import ITEM_LIMIT, pack, unpack
-from phalanx.wire.failure import capture, rebuild, report_of
+from phalanx.wire.failure import capture, report_of
 from tests.support.odd_exceptions import Frozen, OtherArguments, Slotted, decode_error
 
 if sys.version_info < (3, 11):
@@ -57,7 +57,7 @@ def raised(exc: BaseException) -> BaseException:
 
 
 def there_and_back(exc: BaseException) -> BaseException | None:
-    return rebuild(pickle.loads(pickle.dumps(capture(exc, rank=1))))
+    return report_of(pickle.loads(pickle.dumps(capture(exc, rank=1)))).exception
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_all_texts_of_a_failure_can_be_encoded_and_the_exception_keeps_its_text(
     for told in (str(failure), report.message, report.traceback, *report.notes, report.role, report.method):
         (told or "").encode()
     assert report.message == text.encode("utf-8", "backslashreplace").decode()
-    assert str(rebuild(failure)) == text
+    assert str(report_of(failure).exception) == text

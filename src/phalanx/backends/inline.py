@@ -143,14 +143,11 @@ class InlineServices:
     files: str
     in_driver = True
 
-    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
-        return self.slot, ()
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...], str]:
+        return self.slot, (), self.files
 
     def call_id(self) -> int:
         return 1
-
-    def folder(self) -> str:
-        return self.files
 
     def put(self, value: Any) -> Any:
         return InlineRef(value)

@@ -35,8 +35,8 @@ from phalanx.errors import (
     WorkerDiedError,
     WorkerInitError,
 )
-from phalanx.wire.exceptions import Parts, assemble, load_parts
-from phalanx.wire.failure import RankFailure, rebuild
+from phalanx.wire.exceptions import Parts, assemble, load_parts, unpack
+from phalanx.wire.failure import RankFailure
 
 # Messages of gloo, NCCL, HCCL and the c10d store on ranks that waited for a lost peer. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
@@ -92,7 +92,7 @@ def combine(
     causes = [report for report in failures if report.failed and not report.victim]
     kinds = {report.kind for report in causes}
     for report in causes:
-        if report.kind == "stale" and isinstance(stale := rebuild(RankFailure(report)), StaleEpoch):
+        if report.kind == "stale" and isinstance(stale := unpack(report.exception_bytes), StaleEpoch):
             return stale
     message = render(group, method, failures, timeout=timeout, init=init)
     if "died" in kinds:

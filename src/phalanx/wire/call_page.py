@@ -37,46 +37,58 @@ _TEXT_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
 
 
 class CallPage:
-    """The rank's side, with a slot per concurrent call; a synchronous rank uses the first slot only."""
+    """The rank's side, with a slot per concurrent call; a synchronous rank uses the first slot only.
+
+    Attributes:
+        fd: file descriptor of the page.
+        memory: the page.
+        free: slots without a call.
+    """
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("phalanx-calls")
         os.ftruncate(self.fd, SIZE)
-        self._page = mmap.mmap(self.fd, SIZE)
-        self._free = list(range(SLOTS - 1, -1, -1))
-
-    def begin(self, call: int, method: str = "") -> int:
-        """Record the start of a call and return its slot for :meth:`end`. If no slot is free, nothing is recorded.
-
-        ``method`` is the full name, of which the page keeps 64 bytes.
-        """
-        if not self._free:
-            return SLOTS
-        slot = self._free.pop()
-        name = method.encode(errors="backslashreplace")
-        _RUNNING.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, call, time.monotonic(), name)
-        return slot
-
-    def end(self, slot: int) -> None:
-        """Clear the slot of a call that has ended."""
-        if slot < SLOTS:
-            _NUMBER.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0)
-            self._free.append(slot)
+        self.memory = mmap.mmap(self.fd, SIZE)
+        self.free = list(range(SLOTS - 1, -1, -1))
 
     def runs_on(self, thread: int) -> None:
         """Record the kernel's id of the thread that runs constructors and methods."""
-        _NUMBER.pack_into(self._page, _THREAD_AT, thread)
+        _NUMBER.pack_into(self.memory, _THREAD_AT, thread)
 
     def tell(self, text: str) -> None:
         """Set the status line, of up to 256 bytes."""
-        _TEXT.pack_into(self._page, _TEXT_AT, text.encode(errors="backslashreplace"))
+        _TEXT.pack_into(self.memory, _TEXT_AT, text.encode(errors="backslashreplace"))
 
     def cancelled(self, call: int) -> bool:
         """Return whether a call was cancelled."""
-        if self._page[:8] == b"\0" * 8:
+        if self.memory[:8] == b"\0" * 8:
             return False
-        numbers = self._page[_CANCELLED_AT:_TEXT_AT]
+        numbers = self.memory[_CANCELLED_AT:_TEXT_AT]
         return call != 0 and (call,) in _NUMBER.iter_unpack(numbers)  # an unused entry is 0
+
+
+class Listed:
+    """A block in which a page shows a call as running, if a slot is free. A generator would take several times longer.
+
+    ``method`` is the full name, of which the page keeps 64 bytes.
+    """
+
+    __slots__ = ("_at", "_call", "_method", "_page", "_slot")
+
+    def __init__(self, page: CallPage, call: int, method: str) -> None:
+        self._page, self._call, self._method = page, call, method
+
+    def __enter__(self) -> None:
+        self._slot = self._page.free.pop() if self._page.free else None
+        if self._slot is not None:
+            self._at = _RUNNING_AT + self._slot * _RUNNING.size
+            name = self._method.encode(errors="backslashreplace")
+            _RUNNING.pack_into(self._page.memory, self._at, self._call, time.monotonic(), name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._slot is not None:
+            _NUMBER.pack_into(self._page.memory, self._at, 0)
+            self._page.free.append(self._slot)
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,9 @@ def undecodable(exc: BaseException) -> RankFailure:
     return RankFailure(dataclasses.replace(failure.report, message=message))
 
 
-def rebuild(failure: RankFailure) -> BaseException | None:
-    """Return the exception as it was raised, or None if this process cannot recreate it."""
-    return unpack(failure.report.exception_bytes)
-
-
 def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:
     """Return the failure's report with the exception rebuilt; `at` is the time when the failure became known, in s."""
-    return dataclasses.replace(failure.report, exception=rebuild(failure), at=at)
+    return dataclasses.replace(failure.report, exception=unpack(failure.report.exception_bytes), at=at)
 
 
 def traceback_of(exc: BaseException) -> str:

@@ -25,7 +25,7 @@ from itertools import islice
 from traceback import walk_stack
 from types import FrameType
 
-from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer
+from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, Listed, answer
 from phalanx.wire.messages import SideChannel
 from phalanx.worker.rendezvous import collectives
 
@@ -60,7 +60,7 @@ class Control:
         if self._main:
             signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
         #: ``listed(number, method)``: a block in which the page shows a call as running.
-        self.listed = functools.partial(_Listed, self.page)
+        self.listed = functools.partial(Listed, self.page)
         #: ``step(number)``: a block on the main thread that raises Interrupted if its call was, or is, cancelled.
         self.step = functools.partial(_Step, self)
         threading.Thread(target=self._serve, name="phalanx-control", daemon=True).start()
@@ -141,26 +141,8 @@ class Control:
             self._tasks[number][1].cancel()
 
 
-# Every call enters these two contexts. As generators they would take several times longer.
-
-
-class _Listed:
-    """A block in which the page shows a call as running."""
-
-    __slots__ = ("_method", "_number", "_page", "_slot")
-
-    def __init__(self, page: CallPage, number: int, method: str) -> None:
-        self._page, self._number, self._method = page, number, method
-
-    def __enter__(self) -> None:
-        self._slot = self._page.begin(self._number, self._method)
-
-    def __exit__(self, *_: object) -> None:
-        self._page.end(self._slot)
-
-
 class _Step:
-    """A block on the main thread that a cancellation of its call interrupts."""
+    """A block on the main thread that a cancellation of its call interrupts. A generator would take longer."""
 
     __slots__ = ("_control", "_number")
 

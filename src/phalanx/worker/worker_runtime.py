@@ -69,16 +69,12 @@ class Services(Protocol):
     #: True if the ranks share the driver's process, and so its environment and its event loop.
     in_driver: bool
 
-    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
-        """Return the place of this process, and its log files."""
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...], str]:
+        """Return the place of this process, its log files, and the folder for its files, which is created when used."""
         ...
 
     def call_id(self) -> int:
         """Return the id of the call that runs here, by which its sender knows it too."""
-        ...
-
-    def folder(self) -> str:
-        """Return the folder on this node for files of this process, created by its first writer."""
         ...
 
     def put(self, value: Any) -> Any:
@@ -204,11 +200,10 @@ class WorkerRuntime:
 
     def report(self) -> ProcessInfo:
         """Describe this process before it has a rank. Bind the socket on which it may have to serve the store."""
-        slot, log_paths = self._services.facts()
+        slot, log_paths, folder = self._services.facts()
         self._listening = None if self.in_driver else listen(slot.node_ip)
         port = 0 if self._listening is None else self._listening.getsockname()[1]
         side = None if self._control is None else self._control.describe()
-        folder = self._services.folder()
         return ProcessInfo(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:

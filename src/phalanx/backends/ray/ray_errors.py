@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ray import exceptions as rayx
 
-from phalanx.backends.backend_types import Lost, RankOutcome
+from phalanx.backends.backend_types import Lost, RankOutcome, read_file
 from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import answers
 from phalanx.display.log_merging import is_shown
@@ -212,10 +212,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
 def last_lines(path: str) -> list[str]:
     """Return the lines in the last 64 KiB of a log file, without Ray's marker lines."""
     try:
-        with open(path, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _LOG_BYTES))
-            text = log.read().decode(errors="replace")
+        text = read_file(path, -_LOG_BYTES, _LOG_BYTES).decode(errors="replace")
     except OSError:
         return []
     return [line for line in text.splitlines() if line and is_shown(line)]

@@ -41,7 +41,7 @@ class RayServices:
         log_once()
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = lambda _args, _kwargs: ()
 
-    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...], str]:
         context = private.runtime_context()
         slot = SlotInfo(
             node_id=context.get_node_id(),
@@ -51,14 +51,15 @@ class RayServices:
             cpus_of_node=len(os.sched_getaffinity(0)),
             threads=_started_with(THREADS),
         )
-        return slot, _log_paths(context.get_worker_id())
+        logs = private.log_folder()
+        if logs is None:
+            return slot, (), ""
+        # Ray's files with the output of this process: worker-{worker id}-{job}-{pid}.out and .err
+        own = glob.glob(f"{logs}/worker-{context.get_worker_id()}-*-{os.getpid()}.*")
+        return slot, tuple(sorted(own, reverse=True)), os.path.join(logs, "phalanx")
 
     def call_id(self) -> int:
         return private.current_call_id()
-
-    def folder(self) -> str:
-        logs = private.log_folder()
-        return os.path.join(logs, "phalanx") if logs else ""
 
     def put(self, value: Any) -> Any:
         return private.put(value)
@@ -86,14 +87,6 @@ def _started_with(name: str) -> str | None:
         text = b"\0" + file.read()
         return text.split(f"\0{name}=".encode(), 1)[1].split(b"\0", 1)[0].decode(errors="replace") or None
     return None
-
-
-def _log_paths(worker_id: str) -> tuple[str, ...]:
-    """Return the paths of Ray's files with this process's output: worker-{worker id}-{job}-{pid}.out and .err."""
-    logs = private.log_folder()
-    if logs is None:
-        return ()
-    return tuple(sorted(glob.glob(f"{logs}/worker-{worker_id}-*-{os.getpid()}.*"), reverse=True))
 
 
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
