@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
 """How a rank's part of a call ended. "stopped": phalanx stopped the rank because a peer failed; "stale": the rank
@@ -138,13 +138,16 @@ class PhalanxError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    #: True for errors that are always caused by a lost process.
+    _means_loss: ClassVar[bool] = False
+
     @property
     def lost(self) -> bool:
         """True if a lost process caused the error. A retry can succeed after the lost ranks are replaced.
 
         False for errors of user code, wrong arguments and deadlines, which a retry would raise again.
         """
-        return False
+        return type(self)._means_loss
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         cause = self.__cause__ if isinstance(self.__cause__, PhalanxError) else None
@@ -174,10 +177,7 @@ class DispatchError(PhalanxError):
 class ArgumentLost(DispatchError):
     """An argument of a call, such as another call's result, was lost with the process that held it."""
 
-    @property
-    def lost(self) -> bool:
-        """Always True."""
-        return True
+    _means_loss = True
 
 
 class PlacementError(PhalanxError):
@@ -242,10 +242,7 @@ class StaleEpoch(GroupError):
         self.epoch = epoch
         self.current = current
 
-    @property
-    def lost(self) -> bool:
-        """Always True: processes of the former epoch have ended."""
-        return True
+    _means_loss = True  # processes of the former epoch have ended
 
 
 class CallError(GroupError):
@@ -368,20 +365,13 @@ class WeightsTransferError(WeightsError):
     """A peer died or was late, or the received data differ from the sent data. `.peer` names the peer, if known."""
 
     peer: str | None = None
-
-    @property
-    def lost(self) -> bool:
-        """True: a peer died or stalls."""
-        return True
+    _means_loss = True  # a peer died or stalls
 
 
 class WeightsVerificationError(WeightsTransferError):
     """The received data differ from the sent data. The message names the tensors and their parts."""
 
-    @property
-    def lost(self) -> bool:
-        """Always False: no process was lost."""
-        return False
+    _means_loss = False
 
 
 class ChannelError(PhalanxError):
@@ -416,11 +406,7 @@ class ItemsLost(ChannelError):
     """
 
     losses: tuple[Any, ...] = ()
-
-    @property
-    def lost(self) -> bool:
-        """Always True."""
-        return True
+    _means_loss = True
 
 
 class StalenessTimeout(PhalanxError, TimeoutError):
@@ -454,5 +440,6 @@ class CheckpointMismatch(CheckpointError):
 # Type names in the report of a rank whose error means the loss of another process.
 _LOSSES = frozenset(
     f"{one.__module__}.{one.__qualname__}"
-    for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)
+    for one in list(globals().values())
+    if isinstance(one, type) and issubclass(one, PhalanxError) and one._means_loss
 )
