@@ -39,16 +39,6 @@ torch_utils: Any = lazy("torch._utils")
 Reduced = tuple[Any, ...]
 
 
-@functools.cache
-def _plain_reducers() -> tuple[Any, ...]:
-    return torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__
-
-
-@functools.cache
-def _host() -> torch.device:
-    return torch.device("cpu")
-
-
 class Sink:
     """The distinct buffers of a value, in the order of their first use."""
 
@@ -98,7 +88,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
 def _pickles_itself(cls: type) -> bool:
     """Return whether the class defines its own pickling, or wraps other tensors instead of having own memory."""
     return (
-        cls.__reduce_ex__ not in _plain_reducers()
+        cls.__reduce_ex__ not in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
         or cls.__reduce__ is not torch.Tensor.__reduce__
         or cls.__setstate__ is not torch.Tensor.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
         or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
@@ -117,7 +107,7 @@ def _has_plain_bytes(plain: torch.Tensor) -> bool:
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     """Return the index of the buffer (-1: no bytes), dtype, shape, strides (None: contiguous) and flags."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
-    device = plain.device
+    where = None if plain.device.type == "cpu" else plain.device
     dtype, shape, count = str(plain.dtype).removeprefix("torch."), tuple(plain.shape), plain.numel()
     if count == 0:
         return -1, dtype, shape, tuple(plain.stride()), flags
@@ -132,12 +122,11 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     address, nbytes = plain.data_ptr(), count * plain.element_size()
 
     def read() -> Value:
-        if device == _host():
+        if where is None:
             return bytes_at(plain, address, nbytes)
         flat = plain.view(-1) if strides is None else plain.as_strided((count,), (1,))
-        return bytes_of(flat.to(_host()))
+        return bytes_of(flat.to("cpu"))
 
-    where = None if device == _host() else device
     return sink.place_of(plain, where, address, nbytes, read), dtype, shape, strides, flags
 
 

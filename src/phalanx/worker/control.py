@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from itertools import islice
 from traceback import walk_stack
 from types import FrameType
 
@@ -190,21 +189,21 @@ def stacks() -> str:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        # Code and line of each frame: the frames, and the values that they hold, are released.
-        frames = {
-            ident: [(one.f_code, line) for one, line in islice(walk_stack(frame), _FRAMES + 1)]
-            for ident, frame in sys._current_frames().items()
-        }
+        frames = sys._current_frames()
+        main = threading.main_thread().ident
+        others = [ident for ident in frames if ident != main][: _THREADS - 1]
+        shown = [ident for ident in (*others, main) if ident in frames]
+        return "\n".join(line for ident in shown for line in _stack(ident, frames[ident]))
     finally:
         if collecting:
             gc.enable()
-    main = threading.main_thread().ident
-    others = [ident for ident in frames if ident != main][: _THREADS - 1]
-    lines: list[str] = []
-    for ident in (*others, main):
-        if ident is not None and ident in frames:
-            lines.append(f"Thread 0x{ident:016x} (most recent call first):")
-            for code, line in frames[ident][:_FRAMES]:
-                lines.append(f'  File "{code.co_filename}", line {line or "?"} in {code.co_name}')
-            lines += ["  ..."] * (len(frames[ident]) > _FRAMES) + [""]
-    return "\n".join(lines)
+
+
+def _stack(ident: int, frame: FrameType) -> Generator[str]:
+    yield f"Thread 0x{ident:016x} (most recent call first):"
+    for number, (one, line) in enumerate(walk_stack(frame)):
+        if number == _FRAMES:
+            yield "  ..."
+            break
+        yield f'  File "{one.f_code.co_filename}", line {line or "?"} in {one.f_code.co_name}'
+    yield ""
