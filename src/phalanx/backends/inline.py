@@ -158,16 +158,15 @@ class InlineServices:
 
 @dataclass
 class InlineRank:
-    """A rank in this process: its worker runtime, and the cause of its loss."""
+    """A rank in this process: its worker runtime, and the cause of its loss; None: it lives."""
 
     runtime: Any
-    alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     def end(self, lost: Lost) -> None:
         """Mark the rank as lost, so that further calls are refused."""
-        self.alive, self.lost = False, lost
+        self.lost = lost
         if self.runtime is not None:
             self.runtime.lost(lost.exit or lost.reason)
 
@@ -280,7 +279,7 @@ class InlineBackend(Backend):
         # A rank that calls other ranks, perhaps from its own thread, runs inside a call that holds the lock already.
         with contextlib.nullcontext() if runs_inline() else self._lock:
             runtime = rank.runtime  # before the check: another thread may end the rank
-            if not rank.alive:
+            if rank.lost is not None:
                 return InlineRef(lost=rank.lost)
             try:
                 with variables_set(rank.environment):
@@ -330,7 +329,7 @@ class InlineBackend(Backend):
             return RankOutcome(failure=undecodable(error))
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        return [position for position, endpoint in enumerate(endpoints) if not endpoint.handle.alive]
+        return [position for position, endpoint in enumerate(endpoints) if endpoint.handle.lost]
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
@@ -340,7 +339,8 @@ class InlineBackend(Backend):
         return ()
 
     def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
+        lost = [one.handle.lost is not None for one in endpoints]
+        return [ProcessStatus(reachable=not gone, gone=gone) for gone in lost]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         return [False] * len(endpoints)  # a call has ended when its submission returns

@@ -96,7 +96,7 @@ class ScriptedBackend(InlineBackend):
         return ResultHandle(ref, info)
 
     def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], ResultHandle]) -> InlineRef:
-        event: Event = self._next(what) if endpoint.handle.alive else "fine"
+        event: Event = self._next(what) if endpoint.handle.lost is None else "fine"
         at = self.clock.now()
         if event == "raise":
             ref = InlineRef(failure=capture(InjectedFault(f"a {what} fails by script"), rank=-1))
@@ -113,7 +113,6 @@ class ScriptedBackend(InlineBackend):
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
         """Kill a rank: results that it has not returned yet are lost."""
-        endpoint.handle.alive = False
         endpoint.handle.lost = lost
         for ref, result in list(self._results.items()):
             if result.endpoint is endpoint and result.at > self.clock.now():
@@ -122,7 +121,7 @@ class ScriptedBackend(InlineBackend):
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
-            if endpoint.handle.alive:
+            if endpoint.handle.lost is None:
                 self._take(endpoint, Lost("the rank was stopped", "stopped", intended=True))
         return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
 
