@@ -40,14 +40,18 @@ class Watched:
     counts: Counts
 
 
-def test_calls_failures_seconds_and_bytes_are_exported_once() -> None:
-    source, fake, counts = MetricBuffer(), Fake(), Counts()
+def test_leaving_the_cluster_exports_calls_failures_seconds_and_bytes_once(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, fake, counts, backend = MetricBuffer(), Fake(), Counts(), RayBackend()
+    source.on = True
+    monkeypatch.setattr("phalanx.backends.ray.backend.meters", source)
+    backend._exporter = Exporter(source, fake)
     source.watch(group := Watched("g", counts))
     for failed in (False, False, True):
         source.ended("g", "update", 0.5, failed)
     counts.sent_bytes = 100
-    exporter = Exporter(source, fake)
-    exporter.flush()
+    backend.leave()
     tags = {"group": "g", "method": "update"}
 
     calls = [("phalanx_calls_total", 1, tags), ("phalanx_call_seconds", 0.5, tags)]
@@ -60,13 +64,23 @@ def test_calls_failures_seconds_and_bytes_are_exported_once() -> None:
     ]
     fake.seen.clear()
     counts.sent_bytes = 130
-    exporter.flush()
+    backend.leave()
     assert fake.seen == [("phalanx_bytes_total", 30, {"group": "g", "kind": "sent"})]
     del group
     counts.sent_bytes = 150
 
     assert source.drain() == ([], [("g", "sent", 20)])
     assert source._groups == []
+
+
+def test_a_full_buffer_drops_the_oldest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)
+    source = MetricBuffer()
+    source.on = True
+    for number in range(5):
+        source.ended("g", str(number), 0.5, False)
+
+    assert [one.method for one in source.drain()[0]] == ["3", "4"]
 
 
 class Counted:
@@ -104,20 +118,3 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
         meters.ended("counted", "fail", 0.1, True)
         Exporter(meters, metrics).flush()
         assert meters.drain() == ([], [])
-
-
-def test_leaving_the_cluster_exports_the_last_calls_and_a_full_buffer_drops_the_oldest(
-    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)
-    meters, fake = MetricBuffer(), Fake()
-    meters.on = True
-    monkeypatch.setattr("phalanx.backends.ray.backend.meters", meters)
-    backend = RayBackend()
-    backend._exporter = Exporter(meters, fake)
-    for number in range(5):
-        meters.ended("g", str(number), 0.5, False)
-    backend.leave()
-
-    seen = [(name, tags["method"]) for name, _, tags in fake.seen]
-    assert seen == [(f"phalanx_{what}", n) for n in "34" for what in ("calls_total", "call_seconds")]

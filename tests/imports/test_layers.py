@@ -161,13 +161,11 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
     ("module", "imported", "allowed"),
     [
         ("phalanx.errors", "phalanx.config", False),
-        ("phalanx.topology.mesh", "phalanx.pools.pool", False),
         ("phalanx.backends.inline", "phalanx.backends.ray.backend", False),
         ("phalanx.worker.worker_runtime", "phalanx.backends.backend_types", False),
         ("phalanx.testing.faults", "phalanx.compat.verl", False),
         ("phalanx.api.worker_group", "phalanx.WorkerGroup", False),
         ("phalanx.topology.mesh", "phalanx.errors.DispatchError", True),
-        ("phalanx.api.worker_group", "phalanx.pools.pool", True),
         ("phalanx.api.worker_group", "phalanx.backends.ray", True),
         ("phalanx.compat.verl.base", "phalanx.WorkerGroup", True),
         ("phalanx.api.worker_group", "torch", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -28,14 +29,9 @@ def listening_ports() -> set[int]:
 
 
 def take(port: int) -> socket.socket | None:
-    taken = socket.socket()
-    try:
-        taken.bind(("", port))
-        taken.listen()
-    except OSError:
-        taken.close()
-        return None
-    return taken
+    with contextlib.suppress(OSError):
+        return socket.create_server(("", port))
+    return None
 
 
 def eat_ports() -> None:

@@ -5,7 +5,6 @@ The device of the ranks is "meta": its tensors have shape and dtype, and every m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,18 @@ import torch
 import phalanx as px
 from phalanx.worker.worker_runtime import WorkerRuntime
 
-
-@dataclass
-class Batch:
-    tokens: torch.Tensor
-    names: np.ndarray[Any, Any]
+Batch = dict[str, Any]
 
 
 class Trainer(px.Worker):
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def make(self, rows: torch.Tensor) -> Batch:
-        return Batch(rows[:, None].repeat(1, 4), np.arange(len(rows)))
+        return batch(rows)
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True)
     def split(self, batch: Batch) -> tuple[str, tuple[int, ...], bool]:
-        return batch.tokens.device.type, tuple(batch.tokens.shape), isinstance(batch.names, np.ndarray)
+        tokens = batch["tokens"]
+        return tokens.device.type, tuple(tokens.shape), isinstance(batch["names"], np.ndarray)
 
     @px.register(px.Dispatch.ONE_TO_ALL, to_device=True)
     def whole(self, batch: Batch) -> tuple[str, tuple[int, ...], bool]:
@@ -37,18 +33,18 @@ class Trainer(px.Worker):
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True, readonly=True)
     def look(self, batch: Batch) -> str:
-        return batch.tokens.device.type
+        return batch["tokens"].device.type
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC)
     def stay(self, batch: Batch) -> str:
-        return batch.tokens.device.type
+        return batch["tokens"].device.type
 
 
 ROWS = torch.arange(6, dtype=torch.float32)
 
 
-def batch() -> Batch:
-    return Batch(ROWS[:, None].repeat(1, 4), np.arange(6))
+def batch(rows: torch.Tensor = ROWS) -> Batch:
+    return {"tokens": rows[:, None].repeat(1, 4), "names": np.arange(len(rows))}
 
 
 def test_tensors_are_on_the_device_of_the_rank_only_with_to_device(
