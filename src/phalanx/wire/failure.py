@@ -61,14 +61,14 @@ def capture(
     role: str | None = None,
     method: str | None = None,
     kind: FailureKind = "raised",
+    exception_bytes: bytes | None = None,
     **facts: Any,
 ) -> RankFailure:
     """Return the failure to raise in place of `exc`. Never raises, even if the exception's own methods do.
 
     Its text can be encoded as UTF-8: a backend writes it where a lone surrogate would end the process. `facts` are
-    further fields of the report.
+    further fields of the report; `exception_bytes` is the exception to raise on the driver, if not `exc`.
     """
-    facts.setdefault("exception_bytes", pack(exc))
     report = RankReport(
         rank=rank,
         kind=kind,
@@ -78,6 +78,7 @@ def capture(
         message=_shortened(text_of(exc), _MESSAGE_LIMIT),
         traceback=_shortened(traceback_of(exc), _TRACEBACK_LIMIT),
         notes=tuple(_notes(exc)),
+        exception_bytes=exception_bytes or pack(exc),
         **facts,
     )
     return RankFailure(report)

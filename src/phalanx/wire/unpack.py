@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,24 +51,7 @@ received = Meter()
 """Counter of the bytes that this process decoded. Of a stored output, only the rows that are read count."""
 
 
-class DecodeOptions(NamedTuple):
-    """The settings of a `decoding` block."""
-
-    readonly: bool = False
-    restore: Callable[[Any], Any] | None = None
-    device: Any = None
-    meter: Meter | None = None
-
-
-_DEFAULT = DecodeOptions()
-_arrival: ContextVar[DecodeOptions] = ContextVar("phalanx_arrival", default=_DEFAULT)
-
-
-def current_arrival() -> DecodeOptions:
-    """Return the settings of the innermost `decoding` block of this thread or task."""
-    return _arrival.get()
-
-
+@dataclass(slots=True, kw_only=True, eq=False)
 class decoding:
     """Context manager that sets memory and device of the values decoded in its block, by this thread or asyncio task.
 
@@ -80,24 +64,26 @@ class decoding:
         meter: counter of the decoded bytes.
     """
 
-    __slots__ = ("_settings", "_token")
-    _token: Token[DecodeOptions]
-
-    def __init__(
-        self,
-        *,
-        readonly: bool = False,
-        restore: Callable[[Any], Any] | None = None,
-        device: Value = None,
-        meter: Meter | None = None,
-    ) -> None:
-        self._settings = DecodeOptions(readonly, restore, device, meter)
+    readonly: bool = False
+    restore: Callable[[Any], Any] | None = None
+    device: Any = None
+    meter: Meter | None = None
+    _token: Token[decoding] = field(init=False)
 
     def __enter__(self) -> None:
-        self._token = _arrival.set(self._settings)
+        self._token = _arrival.set(self)
 
     def __exit__(self, *_: object) -> None:
         _arrival.reset(self._token)
+
+
+_DEFAULT = decoding()
+_arrival: ContextVar[decoding] = ContextVar("phalanx_arrival")
+
+
+def current_arrival() -> decoding:
+    """Return the settings of the innermost `decoding` block of this thread or task."""
+    return _arrival.get(_DEFAULT)
 
 
 class Frame:
@@ -107,7 +93,7 @@ class Frame:
     """
 
     def __init__(
-        self, buffers: Sequence[Any], tokens: Sequence[Any], readonly: bool, arrival: DecodeOptions
+        self, buffers: Sequence[Any], tokens: Sequence[Any], readonly: bool, arrival: decoding
     ) -> None:
         self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
         self._tokens = tokens

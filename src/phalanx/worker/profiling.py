@@ -43,10 +43,6 @@ class ProfileOrder:
     tool: str = "torch"
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def fits(self, role: str) -> bool:
-        """Return whether a call of this role is to be profiled."""
-        return self.role in ("", role)
-
 
 @dataclass
 class ProfileReport:
@@ -96,7 +92,7 @@ class Profiling:
         name = full_name(role, "run" if method == RUN else method)
         span = None
         with self._noting_errors():
-            if not (self._over or is_library_call(method)) and self._order.fits(role):
+            if not (self._over or is_library_call(method)) and self._order.role in ("", role):
                 if not self._running:
                     self._tool.start()
                     self._running = True

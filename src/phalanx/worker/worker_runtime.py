@@ -532,13 +532,12 @@ class WorkerRuntime:
         If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
         ``except KeyError`` on the driver catches it here too.
         """
-        facts: dict[str, Any] = {}
+        packed: bytes | None = None
         if isinstance(error, RankFailure):
             from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
 
             upstream = error.report
-            if upstream.exception_bytes is not None:
-                facts["exception_bytes"] = upstream.exception_bytes
+            packed = upstream.exception_bytes
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
         context, accelerators = self.context, ",".join(self.context.accelerator_ids)
@@ -554,7 +553,7 @@ class WorkerRuntime:
             accelerator=f"GPU {accelerators}" if accelerators else None,
             node_id=context.node_id or None,
             log_path=self._log,
-            **facts,
+            exception_bytes=packed,
         )
 
 
