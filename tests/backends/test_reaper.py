@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.backends.ray.node_agents import NodeAgent
 from phalanx.backends.ray.rank_processes import ProcessHandle
-from phalanx.backends.ray.reaper import Reaper, look_at
+from phalanx.backends.ray.reaper import Reaper, look_at, read_proc
 from phalanx.wire.messages import SideChannel
 
 TREE = """
@@ -130,18 +130,10 @@ def test_a_killed_reaper_is_replaced_and_still_ends_its_processes(tree: Tree) ->
     agent = NodeAgent()
     agent.watch([tree.target])
     for name in filter(str.isdigit, os.listdir("/proc")):
-        line = _command(int(name))
-        if "reaper.py" in line and f" {os.getpid()} " in line:
+        command = read_proc(int(name), "cmdline").replace(b"\0", b" ").decode()
+        if "reaper.py" in command and f" {os.getpid()} " in command:
             os.kill(int(name), 9)
 
     assert agent.end([tree.target]) == [[]]
 
     assert tree.alive() == []
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as line:
-            return line.read().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""

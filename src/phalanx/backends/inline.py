@@ -56,7 +56,7 @@ _NODE = "inline"
 class InlineRef:
     """A stored value, a failure, or a loss. Encoded values are kept as bytes, so each reader decodes its own copy."""
 
-    __slots__ = ("__weakref__", "_encoded", "_value", "failure", "lost")
+    __slots__ = ("__weakref__", "_encoded", "_value", "failure", "lost", "under_way")
 
     def __init__(
         self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None
@@ -65,6 +65,8 @@ class InlineRef:
         self._value = pickle.dumps(value, 5) if self._encoded else value
         self.failure = failure
         self.lost = lost
+        #: True for the end of a stream until the last item is taken: not ready for ``wait``.
+        self.under_way = False
 
     def get(self) -> Value:
         if self.failure is not None:
@@ -79,12 +81,6 @@ class InlineRef:
         return bool(self.failure or self.lost or isinstance(self._value, StreamEnd | RankFailure))
 
 
-class Unended:
-    """The end of a stream, for ``wait``: not ready until the last item is taken."""
-
-    under_way = True
-
-
 class InlineStream:
     """The stream of a call. The call runs when an item is taken, on the taking thread, until it yields the item.
 
@@ -97,8 +93,8 @@ class InlineStream:
         self._context = copy_context()  # its own context, as other calls run between its steps
         self._begun = False
         self._end: InlineRef | None = None
-        self.coming = InlineRef()
-        self.ended = Unended()
+        self.coming, self.ended = InlineRef(), InlineRef()
+        self.ended.under_way = True
 
     def take(self) -> InlineRef | None:
         items, self._begun = self._items, True
@@ -317,7 +313,7 @@ class InlineBackend(Backend):
             raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        ended = [index for index, ref in enumerate(refs) if not (isinstance(ref, Unended) and ref.under_way)]
+        ended = [index for index, ref in enumerate(refs) if not ref.under_way]
         return ended, [index for index in range(len(refs)) if index not in ended]
 
     def outcome(self, ref: Ref) -> RankOutcome:

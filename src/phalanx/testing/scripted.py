@@ -23,7 +23,7 @@ from phalanx.backends.backend_types import (
     ResultHandle,
     SpawnRequest,
 )
-from phalanx.backends.inline import InlineBackend, InlineRef, Unended
+from phalanx.backends.inline import InlineBackend, InlineRef
 from phalanx.errors import InternalError, PlacementError
 from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
@@ -148,7 +148,7 @@ class ScriptedBackend(InlineBackend):
         """Return the time from which a reference is ready; a stored value is ready at once."""
         if ref in self._results:
             return self._results[ref].at
-        return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
+        return _FOREVER if ref.under_way else 0.0
 
     def _pass(self, until: float, timeout: float | None) -> None:
         """Advance the clock to ``until``, by at most ``timeout`` seconds."""

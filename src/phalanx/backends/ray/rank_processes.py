@@ -145,9 +145,8 @@ class ProcessHandle(NamedTuple):
 
     def signals(self, mask: str) -> int:
         """Return a signal mask of the process, such as ``SigCgt``, from /proc/<pid>/status (proc(5)); 0: unreadable."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status") as status:
-            return next((int(line.split()[1], 16) for line in status if line.startswith(f"{mask}:")), 0)
-        return 0
+        status = reaper.read_proc(self.pid, "status").decode(errors="replace").splitlines()
+        return next((int(line.split()[1], 16) for line in status if line.startswith(f"{mask}:")), 0)
 
     def dies(self) -> bool:
         """Return whether the process was killed but has not ended yet, which takes a while if it has much memory.

@@ -57,12 +57,17 @@ class Process(NamedTuple):
         return self.state in "Tt"
 
 
+def read_proc(pid: int, name: str) -> bytes:
+    """Return the content of a file of a process in ``/proc``; b"" if the process has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+    return b""
+
+
 def look_at(pid: int) -> Process | None:
     """Return the process with a pid, or None if there is none or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-    except OSError:
+    fields = read_proc(pid, "stat").rpartition(b")")[2].split()
+    if not fields:
         return None
     state = fields[0].decode()
     parent, group, user, system, started = (int(fields[index]) for index in (1, 2, 11, 12, 19))
@@ -83,23 +88,18 @@ def processes() -> list[Process]:
 
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process in bytes, 0 if it has ended."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * _PAGE
-    return 0
+    pages = read_proc(pid, "statm").split()
+    return int(pages[1]) * _PAGE if pages else 0
 
 
 def is_tracker(pid: int) -> bool:
     """Return whether a process is a resource tracker of Python's multiprocessing, or of a similar library."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
-        return _TRACKER in command.read()
-    return False
+    return _TRACKER in read_proc(pid, "cmdline")
 
 
 def has_mark(pid: int, mark: str) -> bool:
     """Return whether the environment of a process has the mark."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
-        return f"{MARK_VARIABLE}={mark}".encode() in environ.read().split(b"\0")
-    return False
+    return f"{MARK_VARIABLE}={mark}".encode() in read_proc(pid, "environ").split(b"\0")
 
 
 def remove_folders(marks: Collection[str]) -> None:
