@@ -75,15 +75,6 @@ def test_decode_options_apply_only_to_their_block_and_task() -> None:
     assert asyncio.run(both()) == [False, True]
 
 
-def test_tensors_are_decoded_onto_the_device_and_arrays_on_the_cpu() -> None:
-    encoded = encode((torch.ones(3), torch.nn.Parameter(torch.ones(2)), np.ones(2)))
-    with decoding(device="meta"):
-        moved = decode(encoded)
-    assert [t.device.type for t in decode(encoded)[:2]] == ["cpu", "cpu"]
-    assert [t.device.type for t in moved[:2]] == ["meta", "meta"]
-    assert (type(moved[1]), type(moved[2])) == (torch.nn.Parameter, np.ndarray)
-
-
 def test_externalized_objects_are_restored_once_each_and_in_order(route: Any) -> None:
     twice = Token("a")
     value = {"call": [twice, Token("b"), 3, twice], "t": torch.ones(1)}
