@@ -103,7 +103,7 @@ print(flush=True)
 time.sleep(100)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
-        target = ProcessHandle(child.pid, None)
+        target = ProcessHandle(child.pid)
         assert child.stdout is not None
         child.stdout.readline()
         assert not target.dies()

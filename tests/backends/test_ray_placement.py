@@ -66,7 +66,7 @@ def test_accelerators_are_not_probed_on_a_cluster_that_was_left(
 def test_a_rank_can_be_watched_while_another_thread_releases_ranks() -> None:
     agents: Any = NodeAgents()
     agents.local = SimpleNamespace(watch=lambda targets: None)
-    other = threading.Thread(target=agents.watch, args=[[ProcessHandle(3, None)]])
+    other = threading.Thread(target=agents.watch, args=[[ProcessHandle(3)]])
 
     class Watched(set[Any]):
         def __iter__(self) -> Iterator[Any]:

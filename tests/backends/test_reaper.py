@@ -67,7 +67,7 @@ def tree() -> Iterator[Tree]:
 
 def watching(tree: Tree) -> Reaper:
     reaper = Reaper()
-    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})  # type: ignore[union-attr]
+    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})
     return reaper
 
 

@@ -55,8 +55,9 @@ class Control:
         self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         os.environ[MARK_VARIABLE] = self._mark
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
+        #: The main thread, if calls run there; None: on an event loop's thread, where tasks are cancelled.
+        self._main = threading.get_ident() if threading.current_thread() is threading.main_thread() else None
+        if self._main is not None:
             signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
         #: ``listed(number, method)``: a block in which the page shows a call as running.
         self.listed = functools.partial(Listed, self.page)
@@ -129,10 +130,9 @@ class Control:
         in which the main thread waits. The sending thread often runs just then, since the main thread releases the
         interpreter there. So the signal is repeated until the call ends, up to 5 s.
         """
-        main = threading.main_thread().ident
-        if not self._main or main is None or not self.page.cancelled(self.running):
+        if self._main is None or not self.page.cancelled(self.running):
             return False
-        signal.pthread_kill(main, INTERRUPT_SIGNAL)
+        signal.pthread_kill(self._main, INTERRUPT_SIGNAL)
         return True
 
     def _cancel_task(self, number: int) -> None:

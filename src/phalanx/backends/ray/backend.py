@@ -30,7 +30,7 @@ from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, address
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, agent_on, content_of
-from phalanx.backends.ray.rank_processes import ProcessHandle
+from phalanx.backends.ray.rank_processes import NO_SIDE, ProcessHandle
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,
@@ -228,7 +228,7 @@ class RayBackend:
         facts = endpoint.facts
         own = (facts.log,) if facts.log and facts.files else ()
         node = "" if facts.slot.node_id == self._node else facts.slot.node_id
-        return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths), node)
+        return ProcessHandle(facts.pid, facts.side or NO_SIDE, (*own, *facts.log_paths), node)
 
     def _ask(self, endpoints: Sequence[Endpoint], verb: str, *args: Value, **options: float) -> list[Any]:
         return self._agents.ask(list(map(self._target, endpoints)), verb, *args, **options)

@@ -28,6 +28,7 @@ from phalanx.backends.backend_types import ProcessStatus, read_file
 from phalanx.backends.ray import private, reaper
 from phalanx.backends.ray.rank_processes import (
     GONE,
+    NO_SIDE,
     STOPPED,
     Gpu,
     ProcessHandle,
@@ -78,8 +79,7 @@ class NodeAgent:
 
     def _note(self, targets: Iterable[ProcessHandle]) -> list[tuple[int, int, str]]:
         """Add ranks to the watched ranks, and return them in the form of the reaper's requests."""
-        sides = {target.pid: target.side for target in targets if target.side is not None}
-        new = {pid: (pid, side.started, side.mark) for pid, side in sides.items()}
+        new = {target.pid: (target.pid, target.side.started, target.side.mark) for target in targets}
         self._watched |= new
         return list(new.values())
 
@@ -94,7 +94,7 @@ class NodeAgent:
         with self._lock:
             watch = self._note(target for target in targets if target.pid not in self._watched)
             # The pid may belong to a newer rank by now.
-            pids = [t.pid for t in targets if t.side and self._watched[t.pid][1] == t.side.started]
+            pids = [t.pid for t in targets if self._watched[t.pid][1] == t.side.started]
             left: list[int] = self._ask({"watch": watch, "end": pids}) or []
             for pid in pids:
                 self._watched.pop(pid, None)
@@ -121,7 +121,7 @@ class NodeAgent:
     def _status(self, target: ProcessHandle) -> ProcessStatus:
         process = target.same()
         if process is None or target.dies():
-            return ProcessStatus(reachable=False, note=GONE, gone=target.side is not None)
+            return ProcessStatus(reachable=False, note=GONE, gone=True)
         seen = call_page.CallPageState({}, {})
         with contextlib.suppress(OSError):
             seen = call_page.read(target.page())
@@ -150,7 +150,7 @@ class NodeAgent:
         return drops
 
     def _drops(self, target: ProcessHandle) -> bool:
-        if target.side is not None and target.same() is not None:
+        if target.same() is not None:
             with contextlib.suppress(OSError), target.open(target.side.page, "r+b") as page:
                 call_page.cancel(page.fileno(), target.call)
                 return target.call not in call_page.read(target.page()).running
@@ -358,7 +358,8 @@ class RankObserver:
             )
             self._connected = True
         nodes = ("" if rank.host == self._host else rank.node_id for rank in ranks)
-        targets = [ProcessHandle(r.pid, r.side, node=node) for r, node in zip(ranks, nodes, strict=True)]
+        pairs = zip(ranks, nodes, strict=True)
+        targets = [ProcessHandle(rank.pid, rank.side or NO_SIDE, node=node) for rank, node in pairs]
         return self._agents.ask(targets, verb, *args)
 
 

@@ -73,8 +73,7 @@ def _answer(
 
     A response to a signal has no end mark: it is complete if two reads in a row are equal.
     """
-    fd = -1 if target.side is None else target.side.stacks
-    with target.open(fd, "r+b") as file:
+    with target.open(target.side.stacks, "r+b") as file:
         file.truncate(0)
         ask()
         limit, before = time.monotonic() + seconds, b""
@@ -127,6 +126,10 @@ def _send(pid: int, thread: int, signum: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+#: The side channel of no process.
+NO_SIDE = SideChannel(0, -1, -1, -1, "")
+
+
 class ProcessHandle(NamedTuple):
     """Handle of a rank's process, for the agent of its node.
 
@@ -134,14 +137,14 @@ class ProcessHandle(NamedTuple):
     """
 
     pid: int
-    side: SideChannel | None
+    side: SideChannel = NO_SIDE
     log_paths: tuple[str, ...] = ()
     node: str = ""
     call: int = 0
 
     def same(self) -> reaper.Process | None:
         """Return the process, or None if it has ended (even if its pid is in use again)."""
-        return None if self.side is None else reaper.running(self.pid, self.side.started)
+        return reaper.running(self.pid, self.side.started)
 
     def signals(self, mask: str) -> int:
         """Return a signal mask of the process, such as ``SigCgt``, from /proc/<pid>/status (proc(5)); 0: unreadable."""
@@ -160,13 +163,11 @@ class ProcessHandle(NamedTuple):
         return open(f"/proc/{self.pid}/fd/{fd}", mode, buffering=0)
 
     def page(self) -> bytes:
-        """Return the bytes of the process's call page, or b"" if it has none.
+        """Return the bytes of the process's call page.
 
         Raises:
             OSError: if the process has ended.
         """
-        if self.side is None:
-            return b""
         with self.open(self.side.page, "rb") as file:
             return file.read(call_page.SIZE)
 
@@ -176,8 +177,6 @@ class ProcessHandle(NamedTuple):
         Raises:
             OSError: if the process has ended, or its queue of requests is full.
         """
-        if self.side is None:
-            return
         fd = os.open(f"/proc/{self.pid}/fd/{self.side.control}", os.O_WRONLY | os.O_NONBLOCK)
         with open(fd, "wb", buffering=0) as pipe:
             pipe.write(request)
