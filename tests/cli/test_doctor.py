@@ -11,7 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 import phalanx as px
-from phalanx.backends.ray import cluster_reader
+from phalanx.backends.ray import private
+from phalanx.backends.ray.cluster import find_cluster
 from phalanx.cli import doctor_command as doctor
 from phalanx.cli.doctor_command import Cluster, Machine, examine
 from phalanx.cli.gpu_check import NO_DEVICE, check_call, check_transport, report
@@ -166,12 +167,12 @@ def test_a_requested_but_missing_controller_of_verl_is_a_finding(changes: dict[s
 
 def test_several_clusters_are_listed_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster_reader.private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
-    monkeypatch.setattr(cluster_reader.private, "bootstrap_address", lambda: None)
+    monkeypatch.setattr(private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
+    monkeypatch.setattr(private, "bootstrap_address", lambda: None)
     with pytest.raises(
         px.PlacementError, match=r"by --address or RAY_ADDRESS: 127\.0\.0\.1:1, 127\.0\.0\.1:2$"
     ):
-        cluster_reader.find_cluster()
+        find_cluster()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 import phalanx as px
-from phalanx.backends.ray.cluster_reader import ClusterReader
+from phalanx.backends.ray.cluster import ClusterReader
 from phalanx.backends.ray.node_agents import RankObserver
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register

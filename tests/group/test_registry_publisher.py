@@ -11,7 +11,7 @@ import pytest
 import ray
 
 import phalanx as px
-from phalanx.backends.ray.cluster_reader import ClusterReader
+from phalanx.backends.ray.cluster import ClusterReader
 from phalanx.display.registry_records import GroupRecord
 from phalanx.session.session import session
 from phalanx.testing import faults

@@ -17,7 +17,7 @@ from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 
 if TYPE_CHECKING:
-    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
 #: Displayed names of internal methods.
@@ -32,7 +32,7 @@ def cluster_reader(address: str | None) -> ClusterReader:
     Raises:
         PlacementError: if there is no cluster, or it does not respond.
     """
-    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
 
     return ClusterReader(address)
 

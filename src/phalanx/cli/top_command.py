@@ -32,7 +32,7 @@ from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
 
 if TYPE_CHECKING:
-    from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
+    from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
     from phalanx.backends.ray.rank_processes import Gpu, Usage  # loads Ray
 
