@@ -16,11 +16,11 @@ from tests.weights.weight_workers import NAME, Actor, network, same
 
 def last_comes_first() -> None:
     """Start concurrent calls of this rank in reverse order, if they need no result of another call."""
-    from phalanx.backends.ray.worker_actor import Turns
+    from phalanx.backends.ray.worker_actor import AsyncWorkerActor
 
-    come, numbers, waiting = Turns.come, itertools.count(), set[int]()
+    come, numbers, waiting = AsyncWorkerActor._px_come, itertools.count(), set[int]()
 
-    async def out_of_order(self: Turns, refs: Sequence[Any]) -> None:
+    async def out_of_order(self: AsyncWorkerActor, refs: Sequence[Any]) -> None:
         if not refs:
             mine = next(numbers)
             waiting.add(mine)
@@ -30,7 +30,7 @@ def last_comes_first() -> None:
             waiting.discard(mine)
         await come(self, refs)
 
-    Turns.come = out_of_order
+    AsyncWorkerActor._px_come = out_of_order
 
 
 class Engine(px.Worker):

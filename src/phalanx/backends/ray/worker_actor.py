@@ -146,27 +146,6 @@ class WorkerActor(_Actor):
         yield from self._runtime.stream(_message(data, refs))
 
 
-class Turns:
-    """Order in which an asynchronous actor begins calls: each once its arguments exist, otherwise in order of arrival.
-
-    An argument may be the result of an earlier call on this group. If the event loop fetched it too early, the earlier
-    calls of this rank could neither continue nor deliver their outcomes, for which other ranks wait. A call never waits
-    for the arguments of another call: Ray delivers calls of asynchronous actors in any order, so these arguments may
-    depend on the result of the waiting call.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()  # first come, first served
-
-    async def come(self, refs: Sequence[Any]) -> None:
-        """Wait for the caller's turn. The next turn begins after the caller's first ``await``."""
-        if refs:
-            await _there(list(dict.fromkeys(refs)))
-        async with self._lock:
-            # Ray delivers the outcome of a finished call in the loop's next iteration: before this call can block.
-            await asyncio.sleep(0)
-
-
 async def _there(refs: list[Any]) -> None:
     """Wait until all values exist on any node, without fetching them. An error counts as a value.
 
@@ -186,23 +165,38 @@ async def _there(refs: list[Any]) -> None:
 
 
 class AsyncWorkerActor(_Actor):
-    """Actor of a group with ``max_concurrency``: constructor and methods share the actor's event loop."""
+    """Actor of a group with ``max_concurrency``: constructor and methods share the actor's event loop.
+
+    It begins each call once the call's arguments exist, otherwise in order of arrival. An argument may be the result of
+    an earlier call on this group. If the event loop fetched it too early, the earlier calls of this rank could neither
+    continue nor deliver their outcomes, for which other ranks wait. A call never waits for the arguments of another
+    call: Ray delivers calls of asynchronous actors in any order, so these arguments may depend on the result of the
+    waiting call.
+    """
 
     def __init__(self, factory: RuntimeFactory) -> None:
         super().__init__(factory)
         os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # it gets only values that exist
-        self._turns = Turns()
+        self._turn = asyncio.Lock()  # first come, first served
+
+    async def _px_come(self, refs: Sequence[Any]) -> None:
+        """Wait for the caller's turn. The next turn begins after the caller's first ``await``."""
+        if refs:
+            await _there(list(dict.fromkeys(refs)))
+        async with self._turn:
+            # Ray delivers the outcome of a finished call in the loop's next iteration: before this call can block.
+            await asyncio.sleep(0)
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        await self._turns.come(refs)
+        await self._px_come(refs)
         return await self._runtime.run_async(_message(data, refs))
 
     async def _px_named_call(self) -> Value:
-        await self._turns.come(())
+        await self._px_come(())
         return await self._runtime.run_async(_message())
 
     async def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
-        await self._turns.come(refs)
+        await self._px_come(refs)
         async with contextlib.aclosing(self._runtime.stream_async(_message(data, refs))) as items:
             async for item in items:
                 yield item
@@ -229,7 +223,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
     async def forward_async(self: AsyncWorkerActor, *args: Value, **kwargs: Value) -> Value:
         traced = kwargs.pop(TRACED, NOT_TRACED)
-        await self._turns.come(self._services.upstream(args, kwargs))
+        await self._px_come(self._services.upstream(args, kwargs))
         return await self._runtime.run_direct_async(role, method, args, kwargs, traced, portable)
 
     def forward(self: WorkerActor, *args: Value, **kwargs: Value) -> Value:
