@@ -155,7 +155,6 @@ STRUCTURED = np.dtype([("x", "<i4"), ("y", "u1")])
         np.array(["2020-01-01", "NaT"], dtype="M8[D]"),
         np.array([5], dtype="m8[ms]"),
         np.array([], dtype="U0"),
-        np.array([(1, 2), (3, 4)], dtype=STRUCTURED),
         np.array([1, "a", None], dtype=object),
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
