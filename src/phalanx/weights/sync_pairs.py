@@ -13,7 +13,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, gather
 from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, PhalanxError, RemoteCallError, WeightsTransferError
+from phalanx.errors import DeclarationError, PhalanxError, WeightsTransferError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.weights import weight_handlers
@@ -26,7 +26,6 @@ from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, tran
 from phalanx.weights.versions import Key
 
 _log = logging.getLogger("phalanx")
-_REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
 class Ranks(Protocol):
@@ -152,13 +151,9 @@ class SyncPair:
             yield target.run("receive", handler, request, ("target",), *_earlier(target, last))
 
     def close(self) -> None:
-        """Release the endpoints on the ranks that can be reached, without waiting."""
-        for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
-            now = side.core.epoch
-            ranks = side.ranks if now is epoch else range(now.size)
-            # processes that have replaced others have no endpoints of this connection
-            same = [rank for rank in ranks if now.takes((rank,), epoch)]
-            side.notify(same, weight_handlers.disconnect, self.request.connection)
+        """Release the endpoints on the ranks that can be reached, without waiting. Their numbers may have changed."""
+        for side in (self.source, self.target):
+            side.notify(side.core.epoch.reached, weight_handlers.disconnect, self.request.connection)
 
 
 def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
@@ -186,10 +181,7 @@ def connect_pair(
     """
     epochs = source.core.epoch, target.core.epoch
     sources, targets = _results(
-        *(
-            (side, side.run("describe", weight_handlers.describe, side.side, side.key))
-            for side in (source, target)
-        )
+        *(side.run("describe", weight_handlers.describe, side.side, side.key) for side in (source, target))
     )
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
@@ -220,7 +212,7 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        (answers,) = _results((side, side.run("connect", weight_handlers.connect, request)))
+        (answers,) = _results(side.run("connect", weight_handlers.connect, request))
         addresses = dict(enumerate(answers))
         for answer in answers:
             if isinstance(answer, WeightsTransferError):
@@ -228,18 +220,17 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     return None
 
 
-def _results(*calls: tuple[SyncSide, Call]) -> list[list[Any]]:
+def _results(*calls: Call) -> list[list[Any]]:
     """Return the results of each call, by rank. A ``DeclarationError`` of a rank is raised as the caller's."""
     try:
-        return gather(*(CallFuture(call) for _, call in calls))
+        return gather(*map(CallFuture, calls))
     except PhalanxError:
-        for side, call in calls:
+        for call in calls:
             with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
                 call.result(1.0)
-            failures = call.error.failures if isinstance(call.error, RemoteCallError) else ()
-            for failure in failures:
-                if failure.type_name == _REFUSAL:
-                    raise DeclarationError(f"{side.title}, rank {failure.rank}: {failure.message}") from None
+            for answer in call.answers(0.0).values():
+                if isinstance(answer, DeclarationError):
+                    raise DeclarationError(f"{call.group}, {answer}") from None
         raise
 
 
