@@ -17,7 +17,6 @@ WEIGHT_PLANNING = (
     "manifest",
     "name_matching",
     "plan",
-    "tensors",
     "transport_interface",
     "versions",
 )

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from xxhash import xxh3_64_hexdigest
 
 from phalanx.errors import CheckpointError, CheckpointMismatch, PhalanxError
+from phalanx.weights.boxes import cut
 from phalanx.weights.digests import tensor_digest
-from phalanx.weights.tensors import cut
 from phalanx.worker.rank_state import LocalTensor, Path
 from phalanx.worker.state_copies import host_copy
 

@@ -12,6 +12,7 @@ from operator import add
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 
 class Box(NamedTuple):
@@ -74,6 +75,15 @@ def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...]
         step = limit // inner
         for row in range(0, sizes[0], step):
             yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
+
+
+def cut(tensor: torch.Tensor, at: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """Return the part of ``tensor`` that begins at ``at``, as a view."""
+    part = tensor.detach()
+    for dim, (start, size) in enumerate(zip(at, sizes, strict=True)):
+        if size != part.shape[dim]:
+            part = part.narrow(dim, start, size)
+    return part
 
 
 class BoxIndex:

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.boxes import blocks
-from phalanx.weights.manifest import DTYPE_BYTES
+from phalanx.weights.boxes import blocks, cut
+from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
 from phalanx.weights.name_matching import Pair
 from phalanx.weights.plan import Locality, Plan, TensorBatch, TransferBox
-from phalanx.weights.tensors import INTEGERS, Tensors, cut, dtype_named
 
 ALIGNMENT = 64
 """Alignment of slots in bytes: a cache line, and more than any element needs."""

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from phalanx.weights.boxes import Box, blocks, whole
+from phalanx.weights.boxes import Box, blocks, cut, whole
+from phalanx.weights.manifest import INTEGERS, dtype_named
 from phalanx.weights.plan import Plan
-from phalanx.weights.tensors import INTEGERS, cut, dtype_named
 
 Verify = Literal["sampled", "full", "off"]
 """Extent of verification: a sample of the elements (default), every bit, or nothing."""

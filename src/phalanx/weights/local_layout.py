@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, strided_chunk, volume
-from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
-from phalanx.weights.tensors import Tensors, is_equal, name_of, odd_tensors
+from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest, Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 #: The number of an expert: in a list of experts, or in a layer that groups all experts.
@@ -87,6 +86,12 @@ class LocalLayout(NamedTuple):
         """Manifest of the layout, for other processes."""
         return Manifest.of(self.held, self.ties)
 
+    @property
+    def device(self) -> torch.device:
+        """The CUDA device that has all tensors with elements; the CPU if no single device has them all."""
+        devices = {tensor.device for tensor in self.tensors.values() if tensor.numel()}
+        return devices.pop() if [device.type for device in devices] == ["cuda"] else torch.device("cpu")
+
 
 def model_of(declared: Published | Accepted) -> Any:
     """Return the declared module or mapping, or the result of the declared function."""
@@ -128,13 +133,23 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
     odd = added + odd_tensors(tensors, planned.tensors) + moved
     # Only one name of a tie is sent: the other must have the same values.
-    untied = (alias for alias, name in planned.ties.items() if not is_equal(tensors[alias], tensors[name]))
+    ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
+    untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
     if odd := odd or list(untied):
         raise WeightsMismatch(
             f"{len(odd)} tensors do not match the plan of this sync: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
+
+
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -188,8 +203,9 @@ def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> Lo
         DeclarationError: if a tensor cannot be read; the message names it.
     """
     named = stated_tensors(model, boxes, "boxes=")
-    tensors = {name: tensor for name, (tensor, _) in named.items()}
-    return make_layout(tensors, {name: boxes_of(name, *tensor) for name, tensor in named.items()})
+    return make_layout(
+        {name: (tensor, boxes_of(name, tensor, spec)) for name, (tensor, spec) in named.items()}
+    )
 
 
 def stated_tensors(
@@ -223,8 +239,8 @@ def filled(boxes: Iterable[LocalBox]) -> tuple[LocalBox, ...]:
     return tuple(one for one in boxes if volume(one.box))
 
 
-def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorBoxes]) -> LocalLayout:
-    """Return the layout of local tensors, without empty boxes, with ties found by their storage.
+def make_layout(found: Mapping[str, tuple[torch.Tensor, TensorBoxes]]) -> LocalLayout:
+    """Return the layout of tensors with their boxes, without empty boxes, with ties found by their storage.
 
     Raises:
         DeclarationError: if the type of a tensor cannot be sent.
@@ -232,17 +248,18 @@ def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorB
     held: dict[str, HeldTensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     ties: dict[str, str] = {}
-    local = {name: local_of(tensor).detach() for name, tensor in tensors.items()}
-    for name, tensor in local.items():
-        dtype, (shape, own) = name_of(tensor.dtype), boxes[name]
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (placed, (shape, boxes)) in found.items():
+        tensor = tensors[name] = local_of(placed).detach()
+        dtype = name_of(tensor.dtype)
         if dtype not in DTYPE_BYTES:
             raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
-        held[name] = HeldTensor(dtype, tuple(shape), filled(own))
+        held[name] = HeldTensor(dtype, tuple(shape), filled(boxes))
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
             if (twin := first.setdefault(storage, name)) != name:
                 ties[name] = twin
-    return LocalLayout(held, ties, local)
+    return LocalLayout(held, ties, tensors)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -413,8 +430,7 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
     Raises:
         DeclarationError: if tags and shapes contradict each other, or names are ambiguous.
     """
-    named: dict[str, torch.Tensor] = {}
-    boxes_by_name: dict[str, TensorBoxes] = {}
+    found: dict[str, tuple[torch.Tensor, TensorBoxes]] = {}
     for local_name, tensor in named_tensors(model).items():
         if "_extra_state" in local_name:
             continue
@@ -424,15 +440,14 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
                 f"{name} belongs to different experts on each expert-parallel rank; expected a name with "
                 "local_experts.N or, of grouped experts, linear_fc1.weightN"
             )
-        if name in named:
+        if name in found:
             raise DeclarationError(f"two parameters are named {name} once layers are counted globally")
-        named[name] = tensor
         shape, boxes = _tagged_boxes(name, tensor, *rank.cut(name))
         if rank.vocabulary is not None and name.endswith(_VOCABULARY):
             shape = (rank.vocabulary, *shape[1:])
             boxes = [_limit_rows(box, rank.vocabulary) for box in boxes]
-        boxes_by_name[name] = shape, boxes
-    return make_layout(named, boxes_by_name)
+        found[name] = tensor, (shape, boxes)
+    return make_layout(found)
 
 
 def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> TensorBoxes:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from phalanx.display.tables import Table
 from phalanx.errors import WeightsMismatch
 from phalanx.weights.boxes import BoxIndex, LocalBox, meet, volume, whole
@@ -27,7 +29,23 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 """Bytes per element, by the name of the type without ``torch.``."""
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer types that numpy has too, by bytes per element."""
+
+Tensors = Mapping[str, torch.Tensor]
+"""Local tensors of a rank by name."""
+
 _SHOWN_FAULTS = 30
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return ``torch.bfloat16`` for "bfloat16"."""
+    return getattr(torch, name)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return "bfloat16" for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def pack_names(names: Iterable[str]) -> bytes:

@@ -14,10 +14,16 @@ from phalanx.tracing.spans import span as px_span
 from phalanx.weights.boxes import Box
 from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
 from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
-from phalanx.weights.local_layout import LocalLayout, current_tensors, model_of, named_tensors, read_layout
-from phalanx.weights.manifest import Manifest
+from phalanx.weights.local_layout import (
+    LocalLayout,
+    current_tensors,
+    model_of,
+    named_tensors,
+    odd_tensors,
+    read_layout,
+)
+from phalanx.weights.manifest import Manifest, Tensors, dtype_named
 from phalanx.weights.shared_memory import HostMemory, allocate_tensors
-from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named, odd_tensors
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoing, Sent, SyncRequest, lost
 from phalanx.weights.transports import STORAGE, make_endpoints
 from phalanx.weights.versions import WeightRegistry
@@ -41,7 +47,7 @@ class WeightEnd:
         self._key, self._connection = request.key, request.connection
         self._plan = request.plan.of(**{request.side: rank})
         self.layout = layout
-        self._endpoints = make_endpoints(request, rank, device_of(layout.tensors))
+        self._endpoints = make_endpoints(request, rank, layout.device)
         self._memory: HostMemory | None = None
 
     def close(self) -> None:
@@ -181,7 +187,10 @@ class WeightTarget(WeightEnd):
         arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=number)
         for source, note in notes.items():
             self._verify(f"source rank {source}", number, note, arrived.get(source, []))
-        copy_ties(self._plan, tensors)
+        with torch.no_grad():
+            for name, twin in self._plan.copies:  # tied at the source, but not here
+                if name in tensors and twin in tensors:
+                    tensors[twin].detach().copy_(tensors[name])
         registry.begin(key, number)
         if accepted.load is not None:
             load_all(accepted.load, tensors)

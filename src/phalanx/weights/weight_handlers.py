@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import Locality, RankLocation
 from phalanx.weights.shared_memory import device_id
-from phalanx.weights.tensors import device_of
 from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.weights.transports import CUDA_IPC, NCCL
 from phalanx.weights.versions import Key, Weights
@@ -48,7 +47,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     layout = None if everything else read_layout(accepted or registry.published(key))
     # load= reads the tensors from host memory of this library
     on_host = accepted is not None and accepted.load is not None and accepted.memory is None
-    device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
+    device = "" if layout is None or on_host else device_id(layout.device)
     return Description(
         manifest=None if layout is None else layout.manifest,
         location=_location(runtime, device),

@@ -20,9 +20,8 @@ from torch.distributed.tensor import DTensor
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch
-from phalanx.weights.boxes import LocalBox, complete
+from phalanx.weights.boxes import LocalBox, complete, cut
 from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, read_megatron, stated_tensors
-from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Path of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.declare.weight_declarations import Published
 from phalanx.errors import DeclarationError, WeightsMismatch
-from phalanx.weights.boxes import local_boxes, volume
+from phalanx.weights.boxes import cut, local_boxes, volume
 from phalanx.weights.local_layout import (
     LocalLayout,
     MegatronRank,
@@ -30,7 +30,6 @@ from phalanx.weights.local_layout import (
     read_tensors,
 )
 from phalanx.weights.manifest import HeldTensor
-from phalanx.weights.tensors import cut
 from tests.weights.weight_workers import Accepter, Publisher, arrived, linked
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
+from phalanx.weights.manifest import Tensors
 from phalanx.weights.plan import Locality, Locations, RankLocation
-from phalanx.weights.tensors import Tensors
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Endpoint, Outgoing
 from phalanx.weights.transports import (
     COPY,

@@ -18,8 +18,8 @@ import torch
 
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import WeightsError
+from phalanx.weights.manifest import dtype_named, name_of
 from phalanx.weights.shared_memory import HostMemory
-from phalanx.weights.tensors import dtype_named, name_of
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
