@@ -20,6 +20,7 @@ from phalanx.weights.buckets import SlotView
 from phalanx.weights.shared_memory import DeviceMemory, HostMemory, memory_on
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
 
+_CONNECT_S = 60.0
 _SEGMENTS = 2
 """One segment is filled while the other is read."""
 _CREDENTIALS = struct.Struct("iII")
@@ -158,13 +159,12 @@ class RingSender(Endpoint):
 
 
 class RingReceiver(Endpoint):
-    """The endpoint of a target."""
+    """The endpoint of a target. It connects when it is created, so that a path that cannot be used is found."""
 
     def __post_init__(self) -> None:
         self._sources: dict[int, PeerConnection] = {}
         self._rings: dict[int, HostMemory | DeviceMemory] = {}
-
-    def connect(self, deadline: Deadline) -> None:
+        deadline = Deadline(_CONNECT_S)
         for source in self.streams:
             peer, address = f"source rank {source}", self.request.addresses[source]
             handle, total = address.handle, address.nbytes * _SEGMENTS
@@ -173,14 +173,15 @@ class RingReceiver(Endpoint):
                 connecting.settimeout(deadline.left(peer))
                 connecting.connect(address.socket)
                 self._rings[source] = memory_on(self.device).open(handle, total, self.device)
+                self._sources[source] = PeerConnection(connecting, peer)
+                self._sources[source].send(self.rank, deadline)
             except BaseException as error:
                 connecting.close()
+                self.close()
                 if not isinstance(error, OSError | WeightsTransferError):
                     raise
                 problem = f"{peer} cannot be reached on this node ({error})"
                 raise lost(peer, f"{problem}: its process ended, or it is in another container") from error
-            self._sources[source] = PeerConnection(connecting, peer)
-            self._sources[source].send(self.rank, deadline)
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         expected = {

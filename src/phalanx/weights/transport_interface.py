@@ -174,7 +174,11 @@ class Endpoint:
     address: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Allocate the resources that the endpoint keeps from sync to sync."""
+        """Allocate the resources that the endpoint keeps from sync to sync.
+
+        Raises:
+            WeightsTransferError: if this transport cannot reach a peer.
+        """
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -190,13 +194,6 @@ class Endpoint:
     def capacity(self) -> int:
         """Bytes of the largest packed bucket."""
         return max(map(self.packing.capacity, self.buckets))
-
-    def connect(self, deadline: Deadline) -> None:
-        """Connect to the peers that are reachable before the first sync.
-
-        Raises:
-            WeightsTransferError: if this transport cannot reach a peer.
-        """
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
         """Send all buckets in order, then a note to each reader. Return the bytes sent in buckets.

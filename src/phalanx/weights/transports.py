@@ -122,7 +122,8 @@ def make_endpoints(request: ConnectRequest, rank: int, device: torch.device) -> 
     """Return the endpoints of a rank whose tensors are on ``device``, in the order in which all ranks work.
 
     Raises:
-        WeightsTransferError: if a transport needs device tensors, and they are not on a single device.
+        WeightsTransferError: if a transport cannot reach a peer, or needs device tensors, and they are not on a single
+            device.
     """
     endpoints: list[Endpoint] = []
     ring = RingSender if request.side == "source" else RingReceiver

@@ -28,7 +28,6 @@ from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoi
 from phalanx.weights.transports import STORAGE, make_endpoints
 from phalanx.weights.versions import WeightRegistry
 
-_CONNECT_S = 60.0
 _SMALL = 1 << 16
 """Maximum elements of a tensor that is compared in full to detect a change. Larger tensors are sampled."""
 
@@ -132,32 +131,18 @@ def _sample(tensor: torch.Tensor) -> bytes:
 
 
 class WeightTarget(WeightEnd):
-    """The target end of a connection, which receives versions.
+    """The target end of a connection, which receives versions."""
 
-    Args:
-        source: source role of this rank, if it has one.
-    """
-
-    def __init__(
-        self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: WeightSource | None
-    ) -> None:
+    def __init__(self, registry: WeightRegistry, request: ConnectRequest, rank: int) -> None:
         accepted = registry.accepted(request.key)
         layout, memory = _target_layout(accepted, request.complete)
-        self._shared = source if STORAGE in request.transports.values() else None
+        self._shared: WeightSource | None = None
         if STORAGE in request.transports.values():
-            share_storage(source, accepted, layout)
+            self._shared = registry.parts.get(("source", request.connection))
+            share_storage(self._shared, accepted, layout)
             layout = read_layout(accepted)  # the tensors have other storage now
         super().__init__(registry, request, rank, layout)
         self._memory = memory
-
-    def connect(self) -> None:
-        """Connect to the sources of the node.
-
-        Raises:
-            WeightsTransferError: if a source cannot be reached.
-        """
-        for endpoint in self._endpoints:
-            endpoint.connect(Deadline(_CONNECT_S))
 
     def receive(self, sync: SyncRequest) -> None:
         """Receive a version into the role's parameters, or pass it to its ``load`` function.

@@ -79,9 +79,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
         if side == "source":
             source = registry.parts[side, connection] = WeightSource(registry, request, rank)
             return source.address
-        own_source: WeightSource | None = registry.parts.get(("source", connection))
-        target = registry.parts[side, connection] = WeightTarget(registry, request, rank, own_source)
-        target.connect()
+        registry.parts[side, connection] = WeightTarget(registry, request, rank)
         return None
     except WeightsTransferError as error:
         if request.transports[Locality.NODE] not in (CUDA_IPC, NCCL):
