@@ -2,16 +2,16 @@
 
 Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent. A bucket
 contains complete elements, or deltas: the elements whose bits changed since a version that both sides have. A delta
-consists of positions and values, or of all values, whichever is smaller. A bucket of deltas has a header of rows (base
-version and number of slots; then offset, number of changes, begin and end of the delta of each slot) and the deltas
-in sequence. Its length is sent with it.
+consists of positions and values, or of all values, whichever is smaller. A bucket of deltas has the base version, and
+for each slot a head (offset, number of changes, bytes) and the delta. Its length is sent with it.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -21,15 +21,13 @@ import torch
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.boxes import blocks, cut
 from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
-from phalanx.weights.name_matching import Pair
-from phalanx.weights.plan import Locality, Plan, TensorBatch, TransferBox
+from phalanx.weights.plan import Locality, Plan
 
 ALIGNMENT = 64
 """Alignment of slots in bytes: a cache line, and more than any element needs."""
 _INDEX = np.int32
-_ROW_BYTES = 32
-"""Bytes of a row of a header: four 64-bit integers."""
-_NO_BASE = -1
+_BASE = struct.Struct("q")
+_HEAD = struct.Struct("qqq")
 _EVERYTHING = -1
 
 
@@ -94,11 +92,16 @@ def bucket_streams(
     for batch, pair, box in plan.transfers(localities):
         if box.source not in streams:
             continue
-        slots = filling[box.source, box.targets if by_readers else ()]
-        for slot in _divide(batch, pair, box, limit):
-            if slots and _next_offset(slots) + slot.nbytes > limit:
+        slots, itemsize = filling[box.source, box.targets if by_readers else ()], DTYPE_BYTES[batch.dtype]
+        for start, sizes in blocks(box.box.sizes, limit // itemsize):
+            nbytes = math.prod(sizes) * itemsize
+            offset = -(-_end(slots) // ALIGNMENT) * ALIGNMENT
+            if slots and offset + nbytes > limit:
                 close(box.source, slots)
-            slots.append(slot._replace(offset=_next_offset(slots)))
+                offset = 0
+            source_at, target_at = (tuple(map(add, at, start)) for at in (box.source_at, box.target_at))
+            names = pair.source, source_at, pair.target, target_at
+            slots.append(BucketSlot(offset, nbytes, batch.dtype, sizes, *names, box.targets))
     for (source, _), slots in filling.items():
         close(source, slots)
     if is_target:
@@ -111,18 +114,6 @@ def bucket_streams(
 
 def _end(slots: Sequence[BucketSlot]) -> int:
     return slots[-1].offset + slots[-1].nbytes if slots else 0
-
-
-def _next_offset(slots: Sequence[BucketSlot]) -> int:
-    return -(-_end(slots) // ALIGNMENT) * ALIGNMENT
-
-
-def _divide(batch: TensorBatch, pair: Pair, box: TransferBox, limit: int) -> Iterator[BucketSlot]:
-    itemsize = DTYPE_BYTES[batch.dtype]
-    for start, sizes in blocks(box.box.sizes, limit // itemsize):
-        source_at, target_at = (tuple(map(add, at, start)) for at in (box.source_at, box.target_at))
-        names = pair.source, source_at, pair.target, target_at
-        yield BucketSlot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
 
 
 SlotView = Callable[[BucketSlot], torch.Tensor]
@@ -182,24 +173,23 @@ class DeltaPacking(Packing):
 
     def __init__(self) -> None:
         self._base: dict[tuple[int, int], torch.Tensor] = {}
-        self._version: int | None = None
-        self._known: int | None = None
-        self._base_version = _NO_BASE
+        self._version = 0
+        #: The version that is the base of the deltas; 0: everything is sent.
+        self._known = 0
 
     def begin(self, known: int | None, number: int) -> None:
-        if known is None or known != self._version:
-            self._base, self._base_version = {}, _NO_BASE
-        else:
-            self._base_version = known
-        self._known, self._version = known, number
+        self._known = known if known is not None and known == self._version else 0
+        self._version = number
+        if not self._known:
+            self._base = {}
 
     def capacity(self, bucket: Bucket) -> int:
-        return _ROW_BYTES * (1 + len(bucket.slots)) + sum(slot.nbytes for slot in bucket.slots)
+        return _BASE.size + sum(_HEAD.size + slot.nbytes for slot in bucket.slots)
 
     def pack(self, memory: torch.Tensor, bucket: Bucket, read: SlotView) -> int:
         array: Any = memory.numpy()
-        at = _ROW_BYTES * (1 + len(bucket.slots))
-        rows = [(self._base_version, len(bucket.slots), 0, 0)]
+        _BASE.pack_into(array, 0, self._known)
+        at = _BASE.size
         for slot in bucket.slots:
             new = read(slot).detach().to(dtype_named(slot.dtype))
             old = self._base.get((bucket.number, slot.offset))
@@ -208,28 +198,25 @@ class DeltaPacking(Packing):
                 self._base[bucket.number, slot.offset] = new.to("cpu", copy=True).contiguous()
             else:
                 old.copy_(new)  # slot by slot, so that the base is never in memory twice
-            end = at + len(payload)
-            array[at:end] = np.frombuffer(payload, np.uint8)
-            rows.append((slot.offset, changed, at, end))
-            at = end
-        table = np.array(rows, np.int64).view(np.uint8).ravel()
-        array[: len(table)] = table
+            _HEAD.pack_into(array, at, slot.offset, changed, len(payload))
+            begin, at = at + _HEAD.size, at + _HEAD.size + len(payload)
+            array[begin:at] = np.frombuffer(payload, np.uint8)
         return at
 
     def unpack(self, memory: torch.Tensor, slots: Sequence[BucketSlot], write: SlotView) -> None:
         array: Any = memory.numpy()
-        content = memoryview(array)
-        base, count = np.frombuffer(content, np.int64, 2).tolist()
-        if base not in (_NO_BASE, self._known):
+        content, at, wanted = memoryview(array), _BASE.size, {slot.offset: slot for slot in slots}
+        (base,) = _BASE.unpack_from(content)
+        if base not in (0, self._known):
             raise WeightsTransferError(
-                f"received a delta for version {base}, but this rank has version {self._known}; sync again, the next "
-                "sync sends everything"
+                f"received a delta for version {base}, but this rank has version {self._known or None}; sync again, "
+                "the next sync sends everything"
             )
-        rows = np.frombuffer(content, np.int64, 4 * count, _ROW_BYTES).reshape(-1, 4).tolist()
-        parts = {offset: part for offset, *part in rows}
-        for slot in slots:
-            changed, at, end = parts[slot.offset]
-            apply_delta(changed, content[at:end], write(slot))
+        while at < len(content):
+            offset, changed, nbytes = _HEAD.unpack_from(content, at)
+            begin, at = at + _HEAD.size, at + _HEAD.size + nbytes
+            if offset in wanted:
+                apply_delta(changed, content[begin:at], write(wanted[offset]))
 
 
 def make_delta(new: torch.Tensor, old: torch.Tensor | None) -> tuple[int, bytes | memoryview]:

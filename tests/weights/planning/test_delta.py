@@ -47,7 +47,8 @@ def test_a_target_of_another_version_refuses_a_delta_and_does_not_change() -> No
     for known, number in ((None, 1), (1, 2)):
         source.begin(known, number)
         source.pack(packed, BUCKET, lambda _: torch.randn(100))
-    target.begin(5, 6)
+    for known, number in ((None, 5), (5, 6)):
+        target.begin(known, number)
 
     with pytest.raises(WeightsTransferError, match="delta for version 1, but this rank has version 5"):
         target.unpack(packed, [SLOT], lambda _: model)
