@@ -64,17 +64,13 @@ def meet(box: Box, other: Box) -> Box | None:
 
 def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield (start, sizes) of the blocks of at most ``limit`` elements that make up a box of ``sizes``."""
-    inner = math.prod(sizes[1:])
     if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes
-    elif inner > limit:
-        for row in range(sizes[0]):
-            for start, block in blocks(sizes[1:], limit):
-                yield (row, *start), (1, *block)
-    else:
-        step = limit // inner
-        for row in range(0, sizes[0], step):
-            yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
+        return
+    step = max(1, limit // math.prod(sizes[1:]))
+    for row in range(0, sizes[0], step):
+        for start, block in blocks(sizes[1:], limit):
+            yield (row, *start), (min(step, sizes[0] - row), *block)
 
 
 def cut(tensor: torch.Tensor, at: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:

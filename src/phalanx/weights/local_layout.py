@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import DeclarationError, WeightsMismatch
-from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, strided_chunk, volume
+from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, meet, strided_chunk, volume, whole
 from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest, Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
@@ -445,7 +445,8 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         shape, boxes = _tagged_boxes(name, tensor, *rank.cut(name))
         if rank.vocabulary is not None and name.endswith(_VOCABULARY):
             shape = (rank.vocabulary, *shape[1:])
-            boxes = [_limit_rows(box, rank.vocabulary) for box in boxes]
+            parts = [(meet(box, whole(shape)), at) for box, at in boxes]
+            boxes = [LocalBox(part, at) for part, at in parts if part is not None]
         found[name] = tensor, (shape, boxes)
     return make_layout(found)
 
@@ -464,9 +465,3 @@ def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> Te
         )
     shape = (*sizes[:dim], sizes[dim] * count, *sizes[dim + 1 :])
     return shape, placed_boxes(name, shape, [MeshCut(dim, index, count, stride)], sizes)
-
-
-def _limit_rows(local: LocalBox, rows: int) -> LocalBox:
-    box = local.box
-    left = max(0, min(box.sizes[0], rows - box.offsets[0]))
-    return local._replace(box=Box(box.offsets, (left, *box.sizes[1:])))
