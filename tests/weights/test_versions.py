@@ -154,10 +154,9 @@ def test_a_role_needs_all_of_its_weights_and_their_versions_never_decrease() -> 
     noted.begin(one, 6)
     noted.finish(one, 6)
     assert noted.unusable == {}
-    noted.publish(one, "to one group", 7, None, None)
-    noted.publish(one, "to another", 7, None, None)
+    noted.publish(one, 7, None, None)
     with pytest.raises(px.weights.WeightsError, match="version 7 was published already"):
-        noted.publish(one, "to one group", 7, None, None)
+        noted.publish(one, 6, None, None)
 
 
 def test_a_restarted_group_that_had_a_version_needs_a_sync_before_calls() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.byte_format import size
-from phalanx.errors import DeclarationError, InternalError, WeightsError
+from phalanx.errors import DeclarationError, WeightsError
 
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -55,12 +55,19 @@ class Weights:
         status: "none" (of no version), "complete" (of version ``number``) or "torn" (partly updated).
         number: the version. For torn weights it is the version that was being written; for weights that ``px.load`` or
             ``px.restore`` has replaced, the last version before.
-        had: the last complete version, also of earlier processes of the rank; None before the first.
+        had: the complete version before, also of earlier processes of the rank; None before the first.
+        connection: the connection over which a complete version arrived.
     """
 
     status: Literal["none", "complete", "torn"] = "none"
     number: int | None = None
     had: int | None = None
+    connection: str = ""
+
+    @property
+    def last(self) -> int | None:
+        """The last complete version; None before the first."""
+        return self.number if self.status == "complete" else self.had
 
     def refusal(self) -> str | None:
         """Return the reason why a method must not use these weights; None if it may."""
@@ -84,9 +91,6 @@ class WeightRegistry:
         self.declared = declared
         self._weights = {key: Weights(had=number) for key, number in had.items()}
         self._counts = dict(published)
-        self._published_to: dict[Key, tuple[str, ...]] = {}
-        #: Connection of the version that arrived last, and the torn state before it was complete.
-        self._arrivals: dict[Key, tuple[str, Weights]] = {}
         self.unusable = declared.torn
         #: Ends of connections (``WeightEnd``) on this rank, by side and connection.
         self.parts: dict[tuple[str, str], Any] = {}
@@ -118,19 +122,15 @@ class WeightRegistry:
         weights = self.weights(key)
         return max(self._counts.get(key, 0), weights.number or 0, weights.had or 0)
 
-    def publish(self, key: Key, connection: str, number: int, step: int | None, wanted: int | None) -> None:
-        """Record that version ``number``, of optimizer step ``step``, is published over a connection.
-
-        A version may be published over several connections, once over each.
+    def publish(self, key: Key, number: int, step: int | None, wanted: int | None) -> None:
+        """Record that version ``number``, of optimizer step ``step``, is published. Each target of a sync has its turn.
 
         Raises:
-            WeightsError: if a later version was published before, or this version over this connection, or ``step`` is
-                not ``wanted``.
+            WeightsError: if a later version was published before, or ``step`` is not ``wanted``.
             DeclarationError: if a step is wanted and the source has no count.
         """
-        before, others = self._counts.get(key, 0), self._published_to.get(key, ())
-        again = number == before and bool(others) and connection not in others
-        if number <= before and not again:
+        before = self._counts.get(key, 0)
+        if number < before:
             raise WeightsError(
                 f"weights {key[1]!r}: version {before} was published already, so this cannot be version {number}: "
                 "another driver or px.WeightSync syncs from this source too; sync again"
@@ -144,7 +144,6 @@ class WeightRegistry:
                 f"the source is at step {step}, expected step {wanted}; nothing was transferred: sync after that step"
             )
         self._counts[key] = number
-        self._published_to[key] = (*others, connection) if again else (connection,)
         self.declared.versions[key] = number
 
     def begin(self, key: Key, number: int) -> None:
@@ -156,40 +155,35 @@ class WeightRegistry:
         before = self.weights(key)
         if before.number == number and before.status == "torn":
             return
-        if before.had is not None and number < before.had:
+        if before.last is not None and number < before.last:
             raise WeightsError(
-                f"version {number} cannot follow version {before.had}, since versions never decrease: it is from "
+                f"version {number} cannot follow version {before.last}, since versions never decrease: it is from "
                 "another source, or from a source that was restarted without its count"
             )
         self.declared.coming[key] = number
-        self._put(key, replace(before, status="torn", number=number))
-        self._arrivals.pop(key, None)
+        self._put(key, Weights("torn", number, before.last))
 
     def finish(self, key: Key, number: int, connection: str = "") -> None:
         """Mark the weights as complete: all of a version arrived over a connection and was verified."""
-        before = self.weights(key)
-        if before.status != "torn" or before.number != number:
-            raise InternalError(f"version {number} was finished, but the weights are {before}")
-        self._put(key, Weights("complete", number, number))
-        self._arrivals[key] = connection, before
+        self._put(key, replace(self.weights(key), status="complete", number=number, connection=connection))
 
     def tear(self, key: Key, number: int) -> None:
         """Mark the weights as torn again: the sync to a version failed on another rank, though it arrived here."""
-        if self.weights(key) == Weights("complete", number, number) and key in self._arrivals:
-            self._put(key, self._arrivals.pop(key)[1])
+        weights = self.weights(key)
+        if weights.status == "complete" and weights.number == number:
+            self._put(key, replace(weights, status="torn"))
 
     def loaded(self, role: str, model: Any) -> None:
         """Mark the weights as usable but of no version: a saved state was loaded into ``model``."""
         for key, accepted in self.declared.accepted.items():
             if key[0] == role and accepted.model is model is not None:
-                had = self.weights(key).had
-                self._arrivals.pop(key, None)
-                self._put(key, Weights("none", had, had))
+                last = self.weights(key).last
+                self._put(key, Weights("none", last, last))
 
     def arrived_over(self, key: Key, connection: str) -> int | None:
         """Return the version that arrived over a connection and is complete; None if there is none."""
-        last, _ = self._arrivals.get(key, ("", None))
-        return self.weights(key).number if last == connection else None
+        weights = self.weights(key)
+        return weights.number if weights.status == "complete" and weights.connection == connection else None
 
     def _put(self, key: Key, weights: Weights) -> None:
         self._weights[key] = weights

@@ -85,7 +85,7 @@ class WeightSource(WeightEnd):
         published = self._registry.published(self._key)
         step = None if published.step is None else int(published.step())
         tensors = self.tensors()
-        self._registry.publish(self._key, self._connection, sync.number, step, sync.step)
+        self._registry.publish(self._key, sync.number, step, sync.step)
         # torch counts writes in place; digests detect writes through .data, from outside of torch and in inference mode
         watched = {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
