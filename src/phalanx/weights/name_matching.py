@@ -191,28 +191,23 @@ class NameMatch:
             twins[name].append(alias)
         first: dict[tuple[str, TensorLayout], str] = {}
         for name, layout in self._target.layouts.items():
-            wanted = self._direct_name(name, twins[name])
-            if wanted is None:
-                self._match_fused(name, layout)
-            elif (twin := first.setdefault((self._named[wanted], layout), name)) != name:
-                self.copies.append((twin, name))
-            else:
-                self._feed(wanted, name, None)
-
-    def _direct_name(self, name: str, twins: Sequence[str]) -> str | None:
-        """Return ``name``, or a twin (name of the same storage at the target), if the source has it; else None."""
-        known = [other for other in (name, *twins) if other in self._named]
-        for other in known[1:]:
-            origins = self._named[known[0]], self._named[other]
-            if origins[0] != origins[1]:
-                wanted = f"one source: {other} is the same storage at the target"
+            # the name, or a name of the same storage
+            known = [other for other in (name, *twins[name]) if other in self._named]
+            origins = list(dict.fromkeys(self._named[other] for other in known))
+            if len(origins) > 1:
+                wanted = f"one source: {' and '.join(known[1:])} is the same storage at the target"
                 self._faults.append(LayoutFault(name, wanted, " and ".join(origins), "source"))
-        return known[0] if known else None
+            if not known and name not in self._parts:
+                self._match_fused(name, layout)
+            elif not known:
+                self._feed(name, name, None)
+            elif (twin := first.setdefault((origins[0], layout), name)) == name:
+                self._feed(known[0], name, None)
+            else:
+                self.copies.append((twin, name))
 
     def _match_fused(self, name: str, layout: TensorLayout) -> None:
-        if name in self._parts:
-            self._feed(name, name, None)
-            return
+        """Map the parts of the source that make up the fused tensor ``name``."""
         for rule in self._rules:
             names = rule.names(name)
             if names and all(other in self._named or other in self._parts for other in names):

@@ -185,7 +185,6 @@ class WeightSync:
                     _close_pairs(self._dropped.popleft())
             if self._running is not None and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
-                self._running = None
             request = SyncRequest("", 0, _checked_verify(verify or self._verify), self._timeout, step)
             targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
@@ -231,13 +230,12 @@ class WeightSync:
         """Send the calls of all pairs."""
         if self._staleness is not None:
             self._staleness._request("expect", request.number)
-        for pair in pairs:  # before the outcome: the caller may restart the group without asking for it
-            pair.target.core.had_weights.setdefault(pair.target.key, request.number)
         sent: dict[SyncPair, list[Call]] = {pair: [] for pair in pairs}
         earlier = self._running.calls if self._running else ()
         try:
             for pair, calls in sent.items():
-                had = pair.target.core.had_weights.get(pair.target.key)
+                # before the outcome: the caller may restart the group without asking for it
+                had = pair.target.core.had_weights.setdefault(pair.target.key, request.number)
                 known = pair.known if pair.known == had else None  # None: another sync came after it
                 calls.extend(pair.send(request._replace(known=known), earlier))
         except BaseException:
