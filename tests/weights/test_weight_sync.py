@@ -81,3 +81,14 @@ def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
 
     assert [before.result(), after.result()] == [[number] * 2, [number + 1] * 2]
     assert version.result().number == number + 1
+
+
+def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
+    sync: px.WeightSync, both: Both
+) -> None:
+    both[0].run(lambda actor: setattr(actor, "steps", "three"))
+    with pytest.raises(ValueError, match="three"):
+        sync()
+
+    both[0].run(lambda actor: setattr(actor, "steps", 3))
+    assert sync().step == 3

@@ -28,6 +28,7 @@ from phalanx.errors import (
     GroupClosed,
     GroupError,
     PhalanxError,
+    RemoteCallError,
     WeightsError,
     WeightsTransferError,
     WeightsVerificationError,
@@ -53,11 +54,11 @@ _PRECEDENCE = (
     (CallCancelled, 0),
     (WorkerDiedError, 1),
     (WeightsVerificationError, 2),
-    (WeightsTransferError, 5),
-    (WeightsError, 3),
-    ((GroupError, CallTimeout), 6),
+    (WeightsTransferError, 4),
+    (RemoteCallError, 3),
+    (GroupError, 5),
 )
-"""Kinds of errors and their precedence; errors with higher numbers more likely follow from others. The default is 4."""
+"""Kinds of errors and their precedence; errors with higher numbers more likely follow from others. The default is 3."""
 _Pairs = dict[SyncSide, SyncPair]
 
 
@@ -511,7 +512,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
 def _precedence(error: BaseException) -> int:
     """Return a number that is lower the more likely the error caused the others."""
-    return next((place for kind, place in _PRECEDENCE if isinstance(error, kind)), 4)
+    return next((place for kind, place in _PRECEDENCE if isinstance(error, kind)), 3)
 
 
 def _checked_verify(verify: Verify) -> Verify:
