@@ -13,7 +13,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import add
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.boxes import blocks, cut
 from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
-from phalanx.weights.plan import Locality, Plan
+from phalanx.weights.plan import Plan, Side
 
 ALIGNMENT = 64
 """Alignment of slots in bytes: a cache line, and more than any element needs."""
@@ -60,26 +60,20 @@ class Bucket(NamedTuple):
 
 
 def bucket_streams(
-    plan: Plan,
-    side: Literal["source", "target"],
-    rank: int,
-    limit: int,
-    localities: Sequence[Locality],
-    *,
-    by_readers: bool = False,
+    plan: Plan, side: Side, rank: int, limit: int, *, by_readers: bool = False
 ) -> dict[int, list[Bucket]]:
-    """Return the buckets that a rank sends or reads over ``localities``, by source rank.
+    """Return the buckets that a rank sends or reads, by source rank.
 
     Boxes of more than ``limit`` bytes are divided along their first dimensions. A target's buckets have only its slots.
 
     Args:
-        plan: the complete plan, since a bucket that a target reads has slots of other targets too.
+        plan: the plan of all ranks, since a bucket that a target reads has slots of other targets too.
         limit: maximum bytes of a bucket.
         by_readers: if True, all boxes of a bucket have the same readers, so that no rank is sent bytes that it does
             not need. Otherwise all boxes share buckets, which is best if readers see the same memory.
     """
     is_target = side == "target"
-    sources = {box.source for box in plan.boxes(localities) if rank in box.targets} if is_target else {rank}
+    sources = {box.source for box in plan.boxes if rank in box.targets} if is_target else {rank}
     streams: dict[int, list[Bucket]] = {source: [] for source in sorted(sources)}
     filling: dict[tuple[int, tuple[int, ...]], list[BucketSlot]] = defaultdict(list)
 
@@ -89,7 +83,7 @@ def bucket_streams(
         streams[source].append(bucket)
         slots.clear()
 
-    for batch, pair, box in plan.transfers(localities):
+    for batch, pair, box in plan.transfers():
         if box.source not in streams:
             continue
         slots, itemsize = filling[box.source, box.targets if by_readers else ()], DTYPE_BYTES[batch.dtype]

@@ -15,7 +15,7 @@ import torch
 
 from phalanx.weights.boxes import Box, blocks, cut, whole
 from phalanx.weights.manifest import INTEGERS, dtype_named
-from phalanx.weights.plan import Plan
+from phalanx.weights.plan import Plan, Side
 
 Verify = Literal["sampled", "full", "off"]
 """Extent of verification: a sample of the elements (default), every bit, or nothing."""
@@ -34,7 +34,7 @@ _BLOCK_BYTES = 1 << 20
 def digest_boxes(
     plan: Plan,
     tensors: Mapping[str, torch.Tensor],
-    side: Literal["source", "target"],
+    side: Side,
     *,
     verify: Verify = "sampled",
     version: int = 0,

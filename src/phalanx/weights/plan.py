@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import product
 from operator import add, sub
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
 from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
 
+Side = Literal["source", "target"]
 _MOST_NAMED = 4
 _MOST_SHARES = 8
 """Maximum number of batches into which tensors of one layout are divided, so that replicas share the work."""
@@ -102,35 +104,31 @@ class Plan:
     surplus: tuple[str, ...]
     targets: int
 
-    def of(self, *, source: int | None = None, target: int | None = None) -> Plan:
-        """Return the part of the plan that concerns a rank, in the same order."""
-        batches: list[TensorBatch] = []
-        for batch in self.batches:
-            boxes = tuple(box for box in batch.boxes if box.source == source or target in box.targets)
-            if boxes:
-                batches.append(replace(batch, boxes=boxes))
-        return replace(self, batches=tuple(batches))
+    def part(self, wanted: Callable[[TransferBox], bool]) -> Plan:
+        """Return the plan with only the boxes that are ``wanted``, in the same order."""
+        batches = (replace(batch, boxes=tuple(filter(wanted, batch.boxes))) for batch in self.batches)
+        return replace(self, batches=tuple(batch for batch in batches if batch.boxes))
 
-    def transfers(
-        self, localities: Sequence[Locality] | None = None
-    ) -> Iterator[tuple[TensorBatch, Pair, TransferBox]]:
-        """Yield every box of every tensor over ``localities`` (None: all), in the order in which all ranks work."""
-        for batch in self.batches:
-            boxes = [box for box in batch.boxes if localities is None or box.locality in localities]
-            for pair in batch.pairs if boxes else ():
-                for box in boxes:
-                    yield batch, pair, box
+    def of(self, side: Side, rank: int) -> Plan:
+        """Return the part of the plan that concerns a rank."""
+        return self.part(lambda box: rank in (box.targets if side == "target" else (box.source,)))
 
-    def boxes(self, localities: Sequence[Locality]) -> Iterator[TransferBox]:
-        """Yield the boxes of some localities, once per batch of tensors."""
+    def transfers(self) -> Iterator[tuple[TensorBatch, Pair, TransferBox]]:
+        """Yield every box of every tensor, in the order in which all ranks work."""
         for batch in self.batches:
-            yield from (box for box in batch.boxes if box.locality in localities)
+            for pair, box in product(batch.pairs, batch.boxes):
+                yield batch, pair, box
 
-    def members(self, localities: Sequence[Locality]) -> list[tuple[Literal["source", "target"], int]]:
-        """Return (side, rank) of the ranks that send or receive over ``localities``, in a fixed order."""
-        boxes = list(self.boxes(localities))
-        sources = sorted({box.source for box in boxes})
-        targets = sorted({target for box in boxes for target in box.targets})
+    @property
+    def boxes(self) -> list[TransferBox]:
+        """The boxes, once per batch of tensors."""
+        return [box for batch in self.batches for box in batch.boxes]
+
+    @property
+    def members(self) -> list[tuple[Side, int]]:
+        """(side, rank) of the ranks that send or receive, in a fixed order."""
+        sources = sorted({box.source for box in self.boxes})
+        targets = sorted({target for box in self.boxes for target in box.targets})
         return [*(("source", rank) for rank in sources), *(("target", rank) for rank in targets)]
 
     def bytes_by_link(self) -> dict[tuple[int, int, Locality], int]:
@@ -143,14 +141,12 @@ class Plan:
         return dict(sorted(links.items()))
 
 
-def explain_plan(
-    plan: Plan, transports: Mapping[Locality, str], *, kept: Sequence[Locality] = (), title: str = "weights"
-) -> Table:
+def explain_plan(plan: Plan, transports: Mapping[Locality, str], kept: Plan, title: str) -> Table:
     """Return a table with a row for each pair of ranks, and notes.
 
     Args:
         transports: the transport of each locality.
-        kept: localities for which sources keep a copy of what they send, for deltas.
+        kept: the part of the plan of which sources keep a copy, for deltas.
     """
     rows: list[tuple[str, ...]] = []
     sums: dict[Locality, int] = defaultdict(int)
@@ -158,12 +154,11 @@ def explain_plan(
         rows.append((f"rank {source}", f"rank {target}", str(locality), transports[locality], size(nbytes)))
         sums[locality] += nbytes
     casts: dict[str, set[str]] = defaultdict(set)
-    copied = 0
     for batch in plan.batches:
-        # a copy serves all readers
-        copied += len(batch.pairs) * sum(batch.nbytes(box) for box in batch.boxes if box.locality in kept)
         if batch.source_dtype != batch.dtype:
             casts[f"{batch.source_dtype} to {batch.dtype}"] |= {pair.target for pair in batch.pairs}
+    # a copy serves all readers
+    copied = sum(len(batch.pairs) * batch.nbytes(box) for batch in kept.batches for box in batch.boxes)
     pairs = sorted({pair for batch in plan.batches for pair in batch.pairs})
     tied = [
         *(f"{twin} = {name} (copied there)" for name, twin in plan.copies),

@@ -23,7 +23,8 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from phalanx.errors import WeightsTransferError
 from phalanx.topology.environment import variables_set
 from phalanx.weights.buckets import Bucket, SlotView
-from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, Side, lost
+from phalanx.weights.plan import Side
+from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
 from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
@@ -43,12 +44,13 @@ class ProcessGroupEndpoint(Endpoint):
     """The endpoint of a rank of either side, in a group of all ranks that send or receive."""
 
     def __post_init__(self) -> None:
-        plan, localities = self.request.plan, self.request.localities(self.transport)
+        plan = self.request.part(self.transport)
         self._me: _Member = self.request.side, self.rank
         #: All ranks under None, and the ranks of the buckets with several readers by (source, readers).
-        self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: plan.members(localities)}
-        boxes = plan.boxes(localities)
-        for source, targets in sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1}):
+        self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: plan.members}
+        for source, targets in sorted(
+            {(box.source, box.targets) for box in plan.boxes if len(box.targets) > 1}
+        ):
             self._members[source, targets] = [("source", source), *(("target", rank) for rank in targets)]
         self._groups: dict[_Subgroup | None, ProcessGroup] = {}
         self._buffers: list[torch.Tensor] = []

@@ -20,8 +20,8 @@ from phalanx.weights import weight_handlers
 from phalanx.weights.boxes import complete
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
-from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
-from phalanx.weights.transport_interface import ConnectRequest, Side, SyncRequest
+from phalanx.weights.plan import Locality, Locations, Side, explain_plan, make_plan
+from phalanx.weights.transport_interface import ConnectRequest, SyncRequest
 from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
 from phalanx.weights.versions import Key
 
@@ -66,19 +66,16 @@ class SyncSide:
 
     def notify(self, ranks: Sequence[int], function: Callable[..., Any], *args: Any) -> None:
         """Run a library function on the living ranks among ``ranks``. Do not wait, and ignore errors."""
-        if self.core.closed:
-            return
-        epoch = self.core.epoch  # other threads may give the group new ranks
-        living = self.living(ranks, epoch)
         with contextlib.suppress(PhalanxError):
-            run_on(
-                self.core, function, *args, ranks=living, title="px.WeightSync", checked=False, epoch=epoch
-            )
+            if not self.core.closed:
+                self.ask(ranks, "px.WeightSync", function, *args)
 
-    def living(self, ranks: Sequence[int], epoch: Epoch) -> list[int]:
-        """Return the ranks whose processes in ``epoch`` have not died."""
+    def ask(self, ranks: Sequence[int], title: str, function: Callable[..., Any], *args: Any) -> Call:
+        """Run a library function on the living ranks among ``ranks``, in any state of the group."""
+        epoch = self.core.epoch  # other threads may give the group new ranks
         dead = set(epoch.dead(self.core.backend))
-        return [rank for rank in ranks if rank < len(epoch.endpoints) and rank not in dead]
+        living = [rank for rank in ranks if rank < len(epoch.endpoints) and rank not in dead]
+        return run_on(self.core, function, *args, ranks=living, title=title, checked=False, epoch=epoch)
 
 
 def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
@@ -119,11 +116,11 @@ class SyncPair:
     def explain(self) -> Table:
         """Return a table of the bytes that a sync moves."""
         request = self.request
-        kept = tuple(
-            locality for locality, name in request.transports.items() if request.delta and name in WITH_DELTAS
+        kept = request.plan.part(
+            lambda box: request.delta and request.transports[box.locality] in WITH_DELTAS
         )
         title = f"weights {self.target.key[1]!r}, {self.source.title} to {self.target.title}"
-        return explain_plan(request.plan, request.transports, title=title, kept=kept)
+        return explain_plan(request.plan, request.transports, kept, title)
 
     @property
     def nbytes(self) -> int:

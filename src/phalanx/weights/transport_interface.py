@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +17,8 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, Packing, SlotView
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Manifest
-from phalanx.weights.plan import Locality, Plan, RankLocation
+from phalanx.weights.plan import Locality, Plan, RankLocation, Side
 from phalanx.weights.versions import Key
-
-Side = Literal["source", "target"]
 
 
 class Description(NamedTuple):
@@ -69,9 +67,9 @@ class ConnectRequest:
     ranks: tuple[int, ...] = ()
     addresses: Mapping[int, Any] = field(default_factory=dict[int, Any])
 
-    def localities(self, transport: str) -> list[Locality]:
-        """Return the localities that a transport serves."""
-        return [locality for locality, name in self.transports.items() if name == transport]
+    def part(self, transport: str) -> Plan:
+        """Return the part of the plan that a transport sends."""
+        return self.plan.part(lambda box: self.transports[box.locality] == transport)
 
 
 class SyncRequest(NamedTuple):

@@ -98,7 +98,8 @@ def transport_choices(
 
     def devices(*localities: Locality) -> list[str]:
         """Return the devices of the ranks that work over ``localities``; none if a rank has host tensors."""
-        found = [sides[side][rank].device for side, rank in plan.members(localities)]
+        members = plan.part(lambda box: box.locality in localities).members
+        found = [sides[side][rank].device for side, rank in members]
         return found if all(found) else []
 
     def fits_nccl(*localities: Locality) -> bool:
@@ -145,12 +146,11 @@ def make_endpoints(request: ConnectRequest, rank: int, device: torch.device) -> 
 
 def _streams(request: ConnectRequest, transport: str, rank: int) -> Mapping[int, Sequence[Bucket]]:
     """Return the buckets that a rank sends or receives over a transport, by source rank."""
-    plan, localities = request.plan, request.localities(transport)
-    limit, by_readers = request.bucket_bytes, transport in (GLOO, NCCL)
+    plan, limit, by_readers = request.part(transport), request.bucket_bytes, transport in (GLOO, NCCL)
     if by_readers:  # a target has memory for a bucket of each of its sources
-        pairs = {(target, box.source) for box in plan.boxes(localities) for target in box.targets}
+        pairs = {(target, box.source) for box in plan.boxes for target in box.targets}
         most = max(Counter(target for target, _ in pairs).values(), default=1)
         limit = max(_LEAST_BUCKET_BYTES, limit // most)
     elif transport != COPY:
         limit = min(limit, _RING_BUCKET_BYTES[transport])
-    return bucket_streams(plan, request.side, rank, limit, localities, by_readers=by_readers)
+    return bucket_streams(plan, request.side, rank, limit, by_readers=by_readers)

@@ -44,7 +44,7 @@ class WeightEnd:
     ) -> None:
         self._registry, self._rank = registry, rank
         self._key, self._connection = request.key, request.connection
-        self._plan = request.plan.of(**{request.side: rank})
+        self._plan = request.plan.of(request.side, rank)
         self.layout = layout
         self._endpoints = make_endpoints(request, rank, layout.device)
         self._memory: HostMemory | None = None

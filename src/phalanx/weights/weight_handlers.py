@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.plan import Locality, RankLocation
+from phalanx.weights.plan import Locality, RankLocation, Side
 from phalanx.weights.shared_memory import device_id
-from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, Side, SyncRequest
+from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, SyncRequest
 from phalanx.weights.transports import CUDA_IPC, NCCL
 from phalanx.weights.versions import Key, Weights
 from phalanx.wire.messages import STORE_VARIABLE

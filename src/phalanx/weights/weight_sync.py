@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture, gather
-from phalanx.calls.run_on import run_on
 from phalanx.channels.staleness import StalenessManager
 from phalanx.display.tables import Table
 from phalanx.errors import (
@@ -537,15 +536,8 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
         WeightsError: if a living rank did not respond in time.
     """
     side = side_of(group, "target", name)
-    epoch = side.core.epoch
-    ranks = side.living(side.ranks, epoch)
-    if not ranks:
-        return {}
     title = f"px.weights.status({side.title!r}, {name!r})"
-    call = run_on(
-        side.core, weight_handlers.state, side.key, ranks=ranks, title=title, checked=False, epoch=epoch
-    )
-    answers = call.answers(timeout)
+    answers = side.ask(side.ranks, title, weight_handlers.state, side.key).answers(timeout)
     for rank, answer in answers.items():
         if isinstance(answer, DeclarationError):
             raise DeclarationError(f"{title}: {answer}")
