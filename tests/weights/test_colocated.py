@@ -73,18 +73,6 @@ def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_r
             assert [row[2:] for row in sync.explain().rows] == [own, others, others, own]
 
 
-def test_a_sync_of_roles_takes_its_turn_among_submitted_calls(group: px.WorkerGroup) -> None:
-    with px.WeightSync(group.actor, group.rollout, NAME) as sync:
-        before = group.actor.train.submit()
-        version = sync.submit()
-        after = group.rollout.joined.submit()
-
-        parts = after.result()
-        assert before.result() == [None, None]
-        assert version.result().number >= 1
-        assert torch.equal(torch.cat(parts, 1), torch.cat(group.actor.run(lambda one: one.tensors["w"])))
-
-
 def test_the_error_of_a_refusing_source_role_is_raised_and_the_next_sync_works(group: px.WorkerGroup) -> None:
     with px.WeightSync(group.actor, group.rollout, NAME, timeout=5.0) as sync:
         with pytest.raises(px.weights.WeightsError, match="the source is at step 3, expected step 4"):

@@ -71,8 +71,9 @@ def test_deltas_arrive_bit_for_bit_and_explain_names_the_memory_they_need(
     backend: str, groups: Any, sync: px.WeightSync
 ) -> None:
     trainer, _ = groups
-    said = "the sources keep one more copy of what they send" in " ".join(str(sync.explain()).split())
-    assert said == (backend == "ray")
+    explained = " ".join(str(sync.explain()).split())
+    assert "cast at the source: float32 to bfloat16 (2 tensors)" in explained
+    assert ("the sources keep one more copy of what they send" in explained) == (backend == "ray")
     for seed, share in enumerate((0.0, 0.01, 0.5, 1.0)):
         trainer.change(share, seed)
         sync()

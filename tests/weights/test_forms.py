@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.weights.digests import Verify
-from tests.weights.planning.layouts import Shape, Side, golden, sides
 from tests.weights.weight_workers import (
     NAME,
     Accepter,
@@ -23,7 +19,6 @@ from tests.weights.weight_workers import (
     groups,
     joined,
     linked,
-    network,
     same,
     told,
 )
@@ -198,17 +193,6 @@ def test_one_sync_updates_several_groups_to_one_version() -> None:
         assert version.nbytes == 3 * 4 * sum(one.numel() for one in trained.values())
 
 
-def test_source_and_target_may_have_different_names_for_the_weights() -> None:
-    class Teacher(px.Worker):
-        def __init__(self) -> None:
-            self.publish_weights("teacher", network(0))
-
-    with linked(Teacher, Rollout, source_name="teacher") as (_, target, sync):
-        sync()
-
-        assert same(target.values()[0], {name: one.detach() for name, one in network(0).named_parameters()})
-
-
 @pytest.mark.parametrize(
     "rename",
     [{"model.*": "*"}, {"model.w": "w"}, lambda name: name.removeprefix("model.")],
@@ -257,16 +241,6 @@ def test_a_sync_fuses_and_splits_tensors(
         assert same(arrived(target), wanted)
 
 
-def test_masters_are_cast_at_the_source_so_that_half_of_the_bytes_are_sent() -> None:
-    masters, blank = {"w": ramp(64, 8)}, {"w": torch.zeros(64, 8, dtype=torch.bfloat16)}
-    with joined(masters, blank, verify="full") as (sync, target):
-        version = sync()
-
-        assert "cast at the source: float32 to bfloat16 (1 tensors)" in str(sync.explain())
-        assert version.nbytes == 64 * 8 * 2
-        assert same(arrived(target), {"w": masters["w"].bfloat16()})
-
-
 class Tied(torch.nn.Module):
     def __init__(self, tied: bool, start: float) -> None:
         super().__init__()
@@ -288,51 +262,3 @@ def test_tied_weights_are_sent_once_and_arrive_under_both_names(tied: bool) -> N
     assert version.nbytes == 5 * 2 * 4
     assert torch.equal(model.embed.weight, ramp(5, 2))
     assert torch.equal(model.lm_head.weight, ramp(5, 2))
-
-
-class Norm(torch.nn.Module):
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.register_buffer("mean", ramp(3, start=start))
-        self.register_buffer("scratch", ramp(3, start=start), persistent=False)
-
-
-def test_persistent_buffers_are_synced_and_other_buffers_are_not() -> None:
-    with joined(Norm(0), Norm(4)) as (sync, target):
-        sync()
-        model = arrived(target)
-
-    assert torch.equal(model.mean, ramp(3))
-    assert torch.equal(model.scratch, ramp(3, start=4))
-
-
-@st.composite
-def syncs(draw: st.DrawFn) -> tuple[list[Shape], Side, Side]:
-    shapes = draw(st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=3))
-    return (
-        shapes,
-        draw(sides(shapes, [torch.float32])),
-        draw(sides(shapes, [torch.float32, torch.bfloat16])),
-    )
-
-
-@given(syncs(), st.sampled_from(["sampled", "full"]))
-@settings(max_examples=25)
-def test_every_target_rank_gets_its_part_of_every_tensor_bit_for_bit(
-    case: tuple[list[Shape], Side, Side], verify: Verify
-) -> None:
-    shapes, source, target = case
-    full = golden(shapes)
-    blank: dict[str, Any] = {name: torch.full_like(one, -1) for name, one in full.items()}
-    publishing = Publisher.bind(
-        lambda rank: source.tensors(full, rank), boxes=lambda rank: source.boxes(full, rank)
-    )
-    accepting = Accepter.bind(
-        lambda rank: target.tensors(blank, rank), boxes=lambda rank: target.boxes(full, rank)
-    )
-    with groups(publishing, accepting, sizes=(source.ranks, target.ranks)) as (one, other):
-        version = px.WeightSync(one, other, NAME, verify=verify, bucket_bytes=4096)()
-
-        wanted = [target.tensors(full, rank) for rank in range(target.ranks)]
-        assert all(same(arrived(other, rank), tensors) for rank, tensors in enumerate(wanted))
-        assert version.nbytes == sum(one.nbytes for rank in wanted for one in rank.values())

@@ -107,10 +107,6 @@ class Engine(Sharded):
         ("fsdp", 4, "tp", 2),
         ("hybrid", 4, "tp", 2),
         ("fsdp over tp", 4, "fsdp", 4),
-        *(
-            pytest.param("fsdp", one, "tp", other, marks=pytest.mark.soak)
-            for one, other in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 4)]
-        ),
     ],
 )
 def test_weights_arrive_in_another_layout(

@@ -18,7 +18,6 @@ from tests.weights.weight_workers import (
     groups,
     joined,
     linked,
-    told,
 )
 
 
@@ -95,17 +94,6 @@ def test_weights_that_cannot_be_published_are_refused_by_name(model: object, box
     publishing = Publisher.bind(lambda _: model, boxes=lambda _: boxes)
     with pytest.raises(px.DeclarationError, match=why), linked(publishing, Rollout) as (_, _, sync):
         sync()
-
-
-def test_a_mismatch_names_every_affected_rank() -> None:
-    def uneven(rank: int) -> dict[str, torch.Tensor]:
-        return {"w": torch.zeros(3 + rank // 2)}
-
-    sides = linked(Publisher.bind(told({"w": torch.ones(3)})), Accepter.bind(uneven), sizes=(1, 4))
-    with sides as (_, _, sync), pytest.raises(px.weights.WeightsMismatch) as raised:
-        sync()
-
-    assert {row[3] for row in raised.value.rows} == {"target rank 2", "target rank 3"}
 
 
 def test_unknown_names_of_weights_are_refused_with_the_known_names() -> None:

@@ -50,11 +50,6 @@ class Whole(px.Worker):
         weight_ends.write_slot = PLANTED_AT_TARGET.get(what, true.write_slot)
 
 
-def swapped_shards(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
-    row, *rest = slot.target_at
-    return true.write_slot(tensors, slot._replace(target_at=((row + ROWS // 2) % ROWS, *rest)))
-
-
 def swapped_names(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     return true.write_slot(tensors, slot._replace(target_name="b" if slot.target_name == "a" else "a"))
 
@@ -81,7 +76,7 @@ PLANTED_AT_SOURCE: dict[str, Plant] = {
     "flipped bit": flipped_bit,
     "written meanwhile": written_meanwhile,
 }
-PLANTED_AT_TARGET: dict[str, Plant] = {"swapped shards": swapped_shards, "swapped names": swapped_names}
+PLANTED_AT_TARGET: dict[str, Plant] = {"swapped names": swapped_names}
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 
@@ -114,7 +109,7 @@ WRITTEN = r"1 tensors were written to while .*: a\. Let nothing train"
     [
         *(
             (what, verify, px.weights.WeightsVerificationError, MISPLACED)
-            for what in ("neighbour's piece", "swapped shards", "swapped names")
+            for what in ("neighbour's piece", "swapped names")
             for verify in ("sampled", "full")
         ),
         ("flipped bit", "full", px.weights.WeightsVerificationError, "2 of 2 boxes"),

@@ -33,6 +33,8 @@ def test_a_sync_sends_the_trained_weights_to_every_rank(sync: px.WeightSync, bot
         version = sync()
 
         assert version.changed == 4
+        assert str(version).startswith(f"version {version.number}: 824 B in ")
+        assert str(version).endswith("4 tensors changed")
         assert all(same(one, actor.values()[0]) for one in rollout.values())
         assert rollout.version() == [version.number] * 2
         assert {str(one) for one in px.weights.status(rollout, NAME).values()} == {

@@ -122,32 +122,20 @@ def test_an_invalid_rename_is_refused_with_the_reason(rename: Any, why: str) -> 
         plan_of(whole_on(1, old__w=full(2), b=full(2)), whole_on(1, b=full(2)), rename=rename)
 
 
-@pytest.mark.parametrize(
-    ("sources", "targets", "cuts"),
-    [
-        (
-            whole_on(1, linear_qkv__w=full(16)),
-            whole_on(1, qkv_proj__w=full(16)),
-            [(0, 0, 4), (4, 8, 4), (8, 4, 2), (10, 12, 2), (12, 6, 2), (14, 14, 2)],
-        ),
-        (
-            whole_on(1, linear_fc1__w=full(6)),
-            whole_on(1, gate_proj__w=full(3), up_proj__w=full(3)),
-            [(0, 0, 3), (0, 3, 3)],
-        ),
-    ],
-    ids=["interleaved", "in sequence"],
-)
-def test_fused_tensors_are_split_into_their_parts(
-    sources: list[Manifest], targets: list[Manifest], cuts: list[tuple[int, int, int]]
-) -> None:
-    """Cuts are (start at the target, start at the source, size)."""
+def test_fused_tensors_are_split_into_their_parts() -> None:
+    held = whole_on(1, linear_qkv__w=full(16), linear_fc1__w=full(6))
+    wanted = whole_on(1, qkv_proj__w=full(16), gate_proj__w=full(3), up_proj__w=full(3))
     rules = [Fused.megatron_qkv(heads=4, query_groups=2), Fused.megatron_glu()]
 
-    plan = plan_of(sources, targets, fused=rules)
+    plan = plan_of(held, wanted, fused=rules)
 
-    found = [(piece.target_at[0], piece.source_at[0], piece.box.sizes[0]) for _, _, piece in plan.transfers()]
-    assert sorted(found) == cuts and plan.surplus == ()
+    found = [
+        (pair.target[:2], piece.target_at[0], piece.source_at[0], piece.box.sizes[0])
+        for _, pair, piece in plan.transfers()
+    ]
+    interleaved = [(0, 0, 4), (4, 8, 4), (8, 4, 2), (10, 12, 2), (12, 6, 2), (14, 14, 2)]
+    assert sorted(found) == [("ga", 0, 0, 3), *(("qk", *cut) for cut in interleaved), ("up", 0, 3, 3)]
+    assert plan.surplus == ()
     with pytest.raises(DeclarationError, match="num_query_groups"):
         Fused.megatron_qkv(heads=4, query_groups=3)
 

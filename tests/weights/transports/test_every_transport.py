@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
+from phalanx.weights.digests import digest_boxes
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.manifest import Tensors
 from phalanx.weights.plan import Locality, Locations, RankLocation
@@ -99,6 +100,9 @@ def test_every_target_rank_has_its_part_of_every_version(
             for future in [threads.submit(transfer, *rank) for rank in work]:
                 future.result(60)
             assert all(same(one, target.tensors(full, rank)) for rank, one in enumerate(arrived))
+            for rank, tensors in enumerate(arrived):
+                for peer, boxes in digest_boxes(plan.of("target", rank), tensors, "target").items():
+                    assert boxes == digest_boxes(plan.of("source", peer), sent[peer], "source")[rank]
     for end in itertools.chain(*senders, *receivers):
         assert transport in (end.transport, "mixed")
         end.close()
