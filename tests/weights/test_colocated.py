@@ -20,41 +20,26 @@ SLOW_ON_RAY = True
 FULL = torch.arange(48, dtype=torch.float32).reshape(6, 8)
 
 
-class Rows(px.Worker):
-    """Publishes rows of a tensor, equally many on each rank."""
-
-    def __init__(self) -> None:
-        size = 6 // self.world_size
-        begin = self.rank * size
-        self.tensors = {"w": FULL[begin : begin + size].clone()}
-        stated = px.weights.ShardSpec((6, 8), (((begin, 0), (size, 8)),))
-        self.publish_weights(NAME, self.tensors, boxes={"w": stated}, step=lambda: 3)
-
-    @px.register
-    def train(self) -> None:
-        self.tensors["w"] += 1
+def rows(rank: int) -> dict[str, torch.Tensor]:
+    return {"w": FULL[3 * rank : 3 * rank + 3].clone()}
 
 
-class Columns(px.Worker):
-    """Accepts columns of the same tensor."""
+def row_boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
+    return {"w": px.weights.ShardSpec((6, 8), (((3 * rank, 0), (3, 8)),))}
 
-    def __init__(self) -> None:
-        size = 8 // self.world_size
-        begin = self.rank * size
-        self.tensors = {"w": torch.zeros(6, size)}
-        self.accept_weights(
-            NAME, self.tensors, boxes={"w": px.weights.ShardSpec((6, 8), (((0, begin), (6, size)),))}
-        )
 
-    @px.register
-    def joined(self) -> torch.Tensor:
-        return self.tensors["w"]
+def column_boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
+    return {"w": px.weights.ShardSpec((6, 8), (((0, 4 * rank), (6, 4)),))}
+
+
+ROWS = Publisher.bind(rows, boxes=row_boxes, step=told(lambda: 3))
+COLUMNS = Accepter.bind(lambda _: {"w": torch.zeros(6, 4)}, boxes=column_boxes)
 
 
 @pytest.fixture(scope="module")
 def group(backend: str) -> Iterator[px.WorkerGroup]:
     with px.ResourcePool([2], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, px.colocate({"actor": Rows, "rollout": Columns}))
+        yield px.WorkerGroup(pool, px.colocate({"actor": ROWS, "rollout": COLUMNS}))
 
 
 def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_rank(
@@ -64,11 +49,12 @@ def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_r
     own, others = ("same process", "copy", "48 B"), (place, other, "48 B")
     with px.WeightSync(group.actor, group.rollout, NAME, verify="full") as sync:
         for number in (1, 2, 3):
-            group.actor.train()
+            group.actor.run(lambda worker: worker.model["w"].add_(1))
             version = sync()
 
             assert version.changed == 1
-            assert torch.equal(torch.cat(group.rollout.joined(), 1), FULL + number)
+            parts = group.rollout.run(lambda worker: worker.model["w"])
+            assert torch.equal(torch.cat(parts, 1), FULL + number)
             assert version.nbytes == 4 * 3 * 4 * 4
             assert [row[2:] for row in sync.explain().rows] == [own, others, others, own]
 
@@ -158,13 +144,6 @@ def test_the_error_of_a_target_is_not_replaced_by_the_error_of_its_closed_source
         _sync_both(*ends)
 
 
-class Sharing(Columns):
-    def __init__(self) -> None:
-        super().__init__()
-        boxes = px.weights.ShardSpec((6, 8), (((0, self.rank * 4), (6, 4)),))
-        self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
-
-
 def test_storage_cannot_be_shared_with_another_process_type_or_layout() -> None:
     def tensors(_: int) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(3)}
@@ -174,7 +153,8 @@ def test_storage_cannot_be_shared_with_another_process_type_or_layout() -> None:
     with apart as both, pytest.raises(px.DeclarationError, match=r"share=True\) is for roles of one process"):
         px.WeightSync(*both, NAME)()
 
-    for actor, rollout in ((Actor, Sharer.bind(torch.bfloat16)), (Rows, Sharing)):
+    columns = Accepter.bind(lambda _: {"w": torch.zeros(6, 4)}, boxes=column_boxes, share=told(True))
+    for actor, rollout in ((Actor, Sharer.bind(torch.bfloat16)), (ROWS, columns)):
         unlike = groups(px.colocate({"actor": actor, "rollout": rollout}), sizes=(2,))
         with unlike as (group,), pytest.raises(px.DeclarationError, match="the source's layout and types"):
             px.WeightSync(group.actor, group.rollout, NAME)()
