@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import pytest
-import torch
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.weights.weight_workers import NAME, Actor, Rollout, linked, same
+from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, linked, same
 
 SLOW_ON_RAY = True
 
 
-class Slow(px.Worker):
+class Slow(Loading):
     """Loads weights, and waits in a load while it is held."""
 
     def __init__(self) -> None:
-        self.loaded: dict[str, torch.Tensor] = {}
+        super().__init__()
         self.go_on = threading.Event()
         self.go_on.set()
         self.fails = False
-        self.accept_weights(NAME, load=self.load)
 
-    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.loaded = {name: one.clone() for name, one in pairs}
+    def loaded(self) -> None:
         if self.fails:
             raise ValueError("no room")
         while not self.go_on.wait(0.02):
@@ -42,10 +39,6 @@ class Slow(px.Worker):
     def fail(self, fails: bool) -> None:
         self.fails = fails
         self.go_on.set()
-
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return self.loaded
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +68,9 @@ def test_a_future_returns_the_same_version_each_time_and_can_be_gathered_with_ca
 def test_a_future_can_be_awaited_but_not_passed_to_a_call(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
 ) -> None:
+    def number_of(_: Actor, version: px.weights.WeightsVersion) -> int:
+        return version.number
+
     async def driver() -> tuple[int, int]:
         first = await sync.submit()
         future = sync.submit()
@@ -86,8 +82,8 @@ def test_a_future_can_be_awaited_but_not_passed_to_a_call(
 
     assert second == first + 1
     with pytest.raises(px.DeclarationError, match=r"pass its result\(\)"):
-        both[0].number_of(future)
-    assert both[0].number_of(future.result()) == [second + 1]
+        both[0].run(number_of, future)
+    assert both[0].run(number_of, future.result()) == [second + 1]
 
 
 def test_a_failed_future_raises_each_time_it_is_read_or_awaited(

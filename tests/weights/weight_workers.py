@@ -38,10 +38,6 @@ class Actor(px.Worker):
     def values(self) -> dict[str, torch.Tensor]:
         return {name: one.detach() for name, one in self.model.named_parameters()}
 
-    @px.register
-    def number_of(self, version: Any) -> int:
-        return version.number
-
 
 class Rollout(px.Worker):
     """Accepts a small network in place."""
@@ -56,10 +52,6 @@ class Rollout(px.Worker):
 
     @px.register
     def version(self) -> int | None:
-        return px.weights.current_version(NAME)
-
-    @px.register(needs_weights=False)
-    def version_at_any_time(self) -> int | None:
         return px.weights.current_version(NAME)
 
 

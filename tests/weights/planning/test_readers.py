@@ -237,10 +237,10 @@ class Part(nn.Module):
             layer.local_experts = nn.ModuleList(nn.Linear(1, 1) for _ in range(experts))
 
 
-@pytest.fixture
-def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron's parallel state on the last rank of tp 2 x ep 2, with experts that are not sharded."""
-    told = {
+def test_the_position_of_a_rank_is_read_from_megatrons_parallel_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {  # on the last rank of tp 2 x ep 2, with experts that are not sharded
         "model_parallel_is_initialized": True,
         "get_tensor_model_parallel_rank": 1,
         "get_tensor_model_parallel_world_size": 2,
@@ -251,11 +251,6 @@ def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
     state = SimpleNamespace(**{name: lambda value=value: value for name, value in told.items()})
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
 
-
-@pytest.mark.usefixtures("parallel_state")
-def test_the_position_of_a_rank_is_read_from_megatrons_parallel_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     here = MegatronRank.here(Part([3, 4], experts=4), vocabulary=22)
     assert here == MegatronRank(1, 2, 0, 1, first_layer=2, first_expert=4, vocabulary=22)
     with pytest.raises(DeclarationError, match=r"begin at \[0, 3\]"):
