@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,48 +23,25 @@ Box = tuple[Shape, Shape]
 
 @dataclass(frozen=True)
 class Layout:
-    """One tensor split along ``dim`` at ``edges``; ``owners`` are the ranks of each part, one or several.
-
-    ``across`` is the number of ranks, if all ranks own all parts. It splits the parts again, along the next dim:
-    each rank has the piece of its number.
-    """
+    """The boxes of each rank of a tensor, as (offsets, sizes). In the local tensor they are stacked along ``dim``."""
 
     dim: int
-    edges: tuple[int, ...]
-    owners: tuple[tuple[int, ...], ...]
-    across: int | None = None
-
-    def boxes(self, shape: Shape, rank: int) -> list[Box]:
-        """Return offsets and sizes of the boxes of a rank."""
-        found = [
-            (begin, end - begin)
-            for index, (begin, end) in enumerate(zip(self.edges, self.edges[1:], strict=False))
-            if rank in self.owners[index % len(self.owners)]
-        ]
-        return [self._box(shape, begin, size, rank) for begin, size in found]
-
-    def _box(self, shape: Shape, begin: int, size: int, rank: int) -> Box:
-        offsets, sizes = [0] * len(shape), list(shape)
-        offsets[self.dim], sizes[self.dim] = begin, size
-        if self.across is not None:
-            dim = (self.dim + 1) % len(shape)
-            step = -(-shape[dim] // self.across)
-            offsets[dim] = min(rank * step, shape[dim])
-            sizes[dim] = min(step, shape[dim] - offsets[dim])
-        return tuple(offsets), tuple(sizes)
+    boxes: tuple[tuple[Box, ...], ...]
 
     def held(self, full: torch.Tensor, rank: int) -> tuple[torch.Tensor, px.weights.ShardSpec] | None:
         """Return a rank's boxes of a tensor, concatenated, and their spec. None if it has no box."""
-        shape = tuple(full.shape)
-        if not shape:
-            return full.clone(), px.weights.ShardSpec((), (((), ()),))
-        boxes = self.boxes(shape, rank)
+        boxes = self.boxes[rank]
         parts = [full[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
-        return (
-            (torch.cat(parts, self.dim), px.weights.ShardSpec(shape, tuple(boxes), self.dim))
-            if parts
-            else None
-        )
+        if not parts:
+            return None
+        local = torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone()
+        return local, px.weights.ShardSpec(tuple(full.shape), boxes, self.dim)
+
+
+def box_of(shape: Shape, ranges: dict[int, tuple[int, int]]) -> Box:
+    """Return the box with the (begin, end) of some dims, and all of the others."""
+    found = [ranges.get(dim, (0, size)) for dim, size in enumerate(shape)]
+    return tuple(begin for begin, _ in found), tuple(end - begin for begin, end in found)
 
 
 @dataclass(frozen=True)
@@ -87,16 +66,22 @@ class Side:
 
 @st.composite
 def layouts(draw: st.DrawFn, shape: Shape, ranks: int) -> Layout:
+    """Split a tensor along a dim among owners, one or several of each part, or in a grid of two dims."""
     if not shape:
-        return Layout(0, (), ())
+        return Layout(0, ((((), ()),),) * ranks)
     dim = draw(st.integers(0, len(shape) - 1))
     cuts = draw(st.lists(st.integers(0, shape[dim]), max_size=4))
-    edges = tuple(sorted({0, shape[dim], *cuts}))
+    parts = [{dim: part} for part in pairwise(sorted({0, shape[dim], *cuts}))]
     if len(shape) > 1 and draw(st.booleans()):
-        return Layout(dim, edges, (tuple(range(ranks)),), across=ranks)
+        other = (dim + 1) % len(shape)
+        step, size = -(-shape[other] // ranks), shape[other]
+        ends = [min(rank * step, size) for rank in range(ranks + 1)]
+        grid = (tuple(box_of(shape, part | {other: own}) for part in parts) for own in pairwise(ends))
+        return Layout(dim, tuple(grid))
     some = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True)
-    owners = draw(st.lists(some.map(tuple), min_size=1, max_size=4))
-    return Layout(dim, edges, tuple(owners))
+    owners = itertools.cycle(draw(st.lists(some, min_size=1, max_size=4)))
+    owned = [(box_of(shape, part), next(owners)) for part in parts]
+    return Layout(dim, tuple(tuple(box for box, own in owned if rank in own) for rank in range(ranks)))
 
 
 @st.composite
