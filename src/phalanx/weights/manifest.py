@@ -17,17 +17,13 @@ from phalanx.display.tables import Table
 from phalanx.errors import WeightsMismatch
 from phalanx.weights.boxes import BoxIndex, LocalBox, meet, volume, whole
 
-FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes per element of the types between which values may be cast."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+"""The types between which values may be cast, without ``torch.``."""
 
-DTYPE_BYTES: Mapping[str, int] = {
-    **FLOATS,
-    **dict.fromkeys(("complex64", "int64"), 8),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
-    "int32": 4,
-    "int16": 2,
-}
-"""Bytes per element, by the name of the type without ``torch.``."""
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
+_DTYPES = (*FLOATS, "float8_e4m3fn", "float8_e5m2", "complex64", *_INTEGERS)
+DTYPE_BYTES = {name: getattr(torch, name).itemsize for name in _DTYPES}
+"""Bytes per element, by the name of the type."""
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types that numpy has too, by bytes per element."""

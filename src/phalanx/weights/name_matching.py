@@ -228,9 +228,7 @@ class NameMatch:
         origin, source, view = found
         target = self._target.layouts[name]
         shape, wanted = _shape_seen(source, view), _shape_seen(target, target_view)
-        if shape == wanted and (
-            source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
-        ):
+        if shape == wanted and (source.dtype == target.dtype or {source.dtype, target.dtype} <= {*FLOATS}):
             self.mappings[NameMapping(source, target, view, target_view)].append(Pair(origin, name))
             return
         text = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
