@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.channels.channel_state import ChannelState, Item, Loss
+from phalanx.channels.channel_state import ChannelState, Loss
 from phalanx.channels.hub_client import stored_items
 from phalanx.channels.payloads import to_bytes
+from phalanx.channels.staleness_state import Item
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 

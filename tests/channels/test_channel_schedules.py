@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.channels.channel_state import By, ChannelState, Item
-from phalanx.channels.staleness_state import ItemRows, StalenessState
+from phalanx.channels.channel_state import By, ChannelState
+from phalanx.channels.staleness_state import Item, StalenessState
 from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
@@ -38,7 +38,6 @@ class Schedule:
         self._origin: dict[int, tuple[str, int]] = {}
         self._waiting: list[tuple[Any, tuple[str, int]]] = []
         self._served: dict[tuple[str, int], int] = {}
-        self._bounded: list[ItemRows] = []
         self._number = 0
         self.told_lost = 0
 
@@ -78,8 +77,7 @@ class Schedule:
             return
         producer = self._peer("p")
         payload = self._random.choice([b"", "stored"])
-        bounded = ItemRows(self.staleness, versions) if versions else None
-        self._bounded += [bounded] if bounded else []
+        bounded = self.staleness if versions else None
         request = self._request(producer, self.channel)
         item = Item(request, payload, self._random.randrange(9), rows, (), versions, bounded)
         place = self._puts[producer]
@@ -206,16 +204,15 @@ class Schedule:
         assert channel._rows == sum(units.rows for units in channel._waiting)
         assert channel._nbytes == sum(units.nbytes for units in channel._waiting)
         waiting = {
-            (id(units.item.bounded), row)
+            (units.item, row)
             for units in channel._waiting
             for row in range(units.start, units.stop)
             if units.item.bounded is not None
         }
         for (item, row), (is_waiting, _) in self.staleness._ready.items():
-            assert not (item in self._bounded and is_waiting) or (id(item), row) in waiting
+            assert not (item.number >= 0 and is_waiting) or (item, row) in waiting
         for units in channel._waiting:
-            bounded = units.item.bounded
-            assert bounded is None or not any(map(bounded.is_stale, range(units.start, units.stop)))
+            assert not any(map(units.item.is_stale, range(units.start, units.stop)))
 
     def _drain(self) -> None:
         for _ in range(300):

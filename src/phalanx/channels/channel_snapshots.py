@@ -10,12 +10,12 @@ from typing import Any
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
-from phalanx.channels.channel_state import Item
 from phalanx.channels.hub import Payload, StoredPayload
 from phalanx.channels.hub_client import HubClient, HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
+from phalanx.channels.staleness_state import Item
 from phalanx.errors import ChannelError, DeclarationError
 from phalanx.wire.codec import decode
 
@@ -83,7 +83,7 @@ def read(data: bytes) -> ChannelSnapshot:
         saved: ChannelSnapshot = pickle.loads(data)
         for state in saved.channels.values():
             for item in _items(state):
-                item.payload = decode(item.payload)
+                item.payload, item.stale = decode(item.payload), set()
     except Exception as error:
         raise ChannelError(
             f"px.channels.restore: the items of the snapshot cannot be read here: {type(error).__name__}: {error}"

@@ -16,41 +16,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, count_reason, display_name
+from phalanx.channels.staleness_state import STALE, Done, Item, Outcome, RequestId, count_reason, display_name
 
 By = Literal["items", "bytes"]
-Outcome = Literal["delivered", "dropped", "lost"]
 _RATE_S = 10
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """An item of a channel. The process that put it stores the bytes, unless the payload contains them."""
-
-    request: RequestId
-    payload: Any
-    nbytes: int
-    rows: int | None
-    lengths: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-    bounded: ItemRows | None = None
-    """Versions of the rows, if the rows were leased from a staleness."""
-    number: int = -1
-    """Position in the order of all items."""
-    open_units: int = 0
-    outcome: Outcome = "delivered"
-    """Worst outcome of the units that have ended."""
-    at: float = 0.0
-
-    @property
-    def holder(self) -> str | None:
-        """Process that stores the bytes, None if the payload contains them."""
-        return None if isinstance(self.payload, bytes) else self.request[0]
-
-    @property
-    def size(self) -> int:
-        """Number of units: rows, or 1."""
-        return max(self.rows or 0, 1)
 
 
 class RowRange(NamedTuple):
@@ -382,7 +351,7 @@ class ChannelState:
         self._item_counts["submitted"] += 1
         self._row_counts["submitted"] += item.rows or 0
         if item.bounded is not None:
-            item.bounded.staleness.enter(item.bounded)
+            item.bounded.enter(item)
         fresh = self._without_stale([RowRange(item.number, 0, item.size, item)])
         for units in fresh:
             self._waiting.append(units)
@@ -495,7 +464,7 @@ class ChannelState:
             if units.item.bounded is None:
                 parts[False].append(units)
                 continue
-            for is_stale, run in groupby(range(units.start, units.stop), units.item.bounded.is_stale):
+            for is_stale, run in groupby(range(units.start, units.stop), units.item.is_stale):
                 rows = [*run]
                 parts[is_stale].append(units._replace(start=rows[0], stop=rows[-1] + 1))
         self._drop(parts[True], STALE)
@@ -524,7 +493,7 @@ class ChannelState:
             item = units.item
             if item.bounded is not None and outcome != "delivered":
                 reason = f"{outcome} in the channel"
-                item.bounded.staleness.remove(item.bounded, units.start, units.stop, reason)
+                item.bounded.remove(item, units.start, units.stop, reason)
             item.open_units -= units.stop - units.start
             item.outcome = max(item.outcome, outcome)  # alphabetical: delivered, dropped, lost
             self._row_counts[outcome] += units.rows
@@ -542,7 +511,7 @@ class ChannelState:
 def refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
     """Answer a put that is not accepted. Leased rows are dropped, which frees their quota."""
     if item.bounded is not None:
-        item.bounded.staleness.fail_put(len(item.bounded.versions))
+        item.bounded.fail_put(len(item.versions))
     done(answer)
 
 
@@ -553,6 +522,5 @@ def _copy(ranges: Sequence[RowRange]) -> list[RowRange]:
 
 
 def _move_bounded(units: RowRange, *, taken: bool) -> None:
-    bounded = units.item.bounded
-    if bounded is not None:
-        bounded.staleness.move(bounded, units.start, units.stop, taken=taken)
+    if units.item.bounded is not None:
+        units.item.bounded.move(units.item, units.start, units.stop, taken=taken)

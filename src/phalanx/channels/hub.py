@@ -23,8 +23,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
-from phalanx.channels.channel_state import By, ChannelState, Item, refuse
-from phalanx.channels.staleness_state import Done, ItemRows, RequestId, StalenessState
+from phalanx.channels.channel_state import By, ChannelState, refuse
+from phalanx.channels.staleness_state import Done, Item, RequestId, StalenessState
 from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
@@ -149,7 +149,7 @@ class Hub:
             if not staleness.begin_put(lease, item.versions):
                 done(("accepted", -1, 0))
                 return
-            item.bounded = ItemRows(staleness, item.versions) if item.versions else None
+            item.bounded = staleness if item.versions else None
         if channel is None:
             refuse(item, done, ("gone", "it was closed"))
         else:
@@ -180,10 +180,10 @@ class Hub:
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
             ranges = [units for saved in channels.values() for units in saved["ranges"]]
-            for item in (units.item for units in ranges if units.item.versions):
-                item.bounded = item.bounded or ItemRows(bound, item.versions)
-            rows = [(units.item.bounded, range(units.start, units.stop)) for units in ranges]
-            bound.restore(state, [(item, row) for item, numbers in rows if item for row in numbers])
+            bounded = [units for units in ranges if units.item.versions]
+            for units in bounded:
+                units.item.bounded = bound
+            bound.restore(state, [(units.item, row) for units in bounded for row in range(*units[1:3])])
         for key, saved in channels.items():
             self._channels[key].restore(saved)
 

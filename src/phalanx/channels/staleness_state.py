@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 Done = Callable[[Any], None]
 RequestId = tuple[str, int]
 """Name of a process, and its own number for a request."""
+Outcome = Literal["delivered", "dropped", "lost"]
 _LONGEST_REASON, _MOST_REASONS = 200, 100
 STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
 _OWN_REASONS = (STALE, RESTORED, NOT_SAVED, NOT_PUT)
@@ -71,27 +72,46 @@ class StalenessStats:
     """True if the state was restored and no version has been in training since."""
 
 
-class LeaseRequest(NamedTuple):
-    """A waiting request for a lease."""
-
-    rows: int
-    done: Done
-
-
 @dataclass(slots=True, eq=False)
-class ItemRows:
-    """Versions of the rows of an item, or of rows without a channel, and the rows that are too old."""
+class Item:
+    """An item of a channel, or accepted rows without a channel.
 
-    staleness: StalenessState
-    versions: Sequence[int]
+    The process that put it stores the bytes, unless the payload contains them.
+    """
+
+    request: RequestId
+    payload: Any
+    nbytes: int
+    rows: int | None
+    lengths: tuple[float, ...] = ()
+    versions: Sequence[int] = ()
+    bounded: StalenessState | None = None
+    """Staleness that the rows were leased from; ``versions`` has the version of each row."""
+    number: int = -1
+    """Position in the order of all items."""
+    open_units: int = 0
+    outcome: Outcome = "delivered"
+    """Worst outcome of the units that have ended."""
+    at: float = 0.0
     stale: set[int] = field(default_factory=set[int])
+    """Rows that the staleness found too old."""
+
+    @property
+    def holder(self) -> str | None:
+        """Process that stores the bytes, None if the payload contains them."""
+        return None if isinstance(self.payload, bytes) else self.request[0]
+
+    @property
+    def size(self) -> int:
+        """Number of units: rows, or 1."""
+        return max(self.rows or 0, 1)
 
     def is_stale(self, row: int) -> bool:
         """Return whether a row must not be delivered."""
-        return row in self.stale or self.versions[row] < self.staleness.oldest
+        return self.bounded is not None and (row in self.stale or self.versions[row] < self.bounded.oldest)
 
 
-Row = tuple[ItemRows, int]
+Row = tuple[Item, int]
 
 
 class ReadyRows:
@@ -120,7 +140,8 @@ class StalenessState:
     _places: Iterator[int] = field(default_factory=count)
     _leases: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Running rows of each lease."""
-    _requests: dict[RequestId, LeaseRequest] = field(default_factory=dict[RequestId, LeaseRequest])
+    _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict[RequestId, tuple[int, Done]])
+    """Waiting requests for leases: rows, and the receiver of the answer."""
 
     # Leases
 
@@ -141,7 +162,7 @@ class StalenessState:
         if self.closed is not None:
             done(("gone", self.closed))
         else:
-            self._requests[request] = LeaseRequest(rows, done)
+            self._requests[request] = rows, done
             self._start()
 
     def cancel(self, request: RequestId) -> None:
@@ -159,7 +180,7 @@ class StalenessState:
     def accept(self, lease: RequestId, versions: Sequence[int]) -> tuple[int, ...]:
         """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
         is_open = self._shrink(lease, len(versions), versions)
-        return self._admit(ItemRows(self, versions)) if is_open else ()
+        return self._admit(Item(lease, b"", 0, len(versions), (), versions, self)) if is_open else ()
 
     def begin_put(self, lease: RequestId, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
@@ -186,7 +207,7 @@ class StalenessState:
         """End the leases and requests of a dead process."""
         reason = f"{display_name(peer)}: {why}"
         for request in [request for request in self._requests if request[0] == peer]:
-            self._requests.pop(request).done(("gone", reason))
+            self._requests.pop(request)[1](("gone", reason))
         for lease in [lease for lease in self._leases if lease[0] == peer]:
             self.end(lease, reason)
         self._start()
@@ -195,8 +216,8 @@ class StalenessState:
         """Reject new leases. Running leases continue."""
         self.closed = self.closed or reason
         requests, self._requests = self._requests, {}
-        for request in requests.values():
-            request.done(("gone", reason))
+        for _, done in requests.values():
+            done(("gone", reason))
 
     # Rows in channels
 
@@ -205,12 +226,12 @@ class StalenessState:
         """Oldest version that may be delivered."""
         return self.version - self.max_lag
 
-    def enter(self, item: ItemRows) -> None:
+    def enter(self, item: Item) -> None:
         """Count the rows of an item that was put, and mark the rows that are too old."""
         self._putting -= len(item.versions)
         self._admit(item)
 
-    def move(self, item: ItemRows, start: int, stop: int, *, taken: bool) -> None:
+    def move(self, item: Item, start: int, stop: int, *, taken: bool) -> None:
         """Move taken rows behind the rows that were taken before, or requeued rows in front of all waiting rows."""
         rows = range(start, stop)
         for row in rows if taken else reversed(rows):
@@ -218,7 +239,7 @@ class StalenessState:
                 place = next(self._places)
                 self._ready[item, row] = (0, place) if taken else (1, -place)
 
-    def remove(self, item: ItemRows, start: int, stop: int, reason: str) -> None:
+    def remove(self, item: Item, start: int, stop: int, reason: str) -> None:
         """Drop the ready rows among rows ``start`` to ``stop``, which frees their quota."""
         self._drop(sum(self._ready.pop((item, row), None) is not None for row in range(start, stop)), reason)
 
@@ -310,7 +331,7 @@ class StalenessState:
         """Return whether the lag of a row would exceed ``max_lag``, with ``place`` rows in front of it."""
         return self.version + place // self.rows_per_version - version > self.max_lag
 
-    def _admit(self, item: ItemRows) -> tuple[int, ...]:
+    def _admit(self, item: Item) -> tuple[int, ...]:
         """Count rows as ready, and return the positions of the accepted rows."""
         for row, version in enumerate(item.versions):
             if self._is_late(version, len(self._ready)):
