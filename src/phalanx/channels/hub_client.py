@@ -69,6 +69,13 @@ def reclaim(number: int) -> None:
     stored_items.pop(number, None)
 
 
+def _answer_within(seconds: float | None, future: Future[Any]) -> tuple[Any, ...] | None:
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
+        return None
+
+
 class HubClient:
     """A client of a hub of this process."""
 
@@ -100,10 +107,7 @@ class HubClient:
 
     def request(self, key: str, verb: str, *args: Any, timeout: float | None = None) -> Any:
         """Send a request that does not wait at the hub, and return the answer."""
-        try:
-            return self.ask(key, verb, *args)[1].result(timeout)
-        except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
-            return _SILENT
+        return _answer_within(timeout, self.ask(key, verb, *args)[1]) or _SILENT
 
     def send(self, key: str, verb: str, *args: Any) -> None:
         """Send a request without an answer."""
@@ -353,8 +357,7 @@ class PendingRequest(Generic[R]):
         *args: Any,
     ) -> None:
         self._owner, self._timeout, self._finish, self._verb = owner, timeout, finish, verb
-        self._client = owner._client()
-        self.id, self.future = self._client.ask(owner._key, verb, *args)
+        self.id, self.future = owner._client().ask(owner._key, verb, *args)
 
     def result(self) -> R:
         """Wait for the result. An interrupted request is withdrawn."""
@@ -371,7 +374,7 @@ class PendingRequest(Generic[R]):
         try:
             await asyncio.wait([waiting], timeout=self._timeout)
             if not waiting.done():
-                self._send("cancel", self.id)
+                self._owner._send("cancel", self.id)
                 await asyncio.wait([waiting], timeout=_ANSWERS_WITHIN_S)
             answer = waiting.result() if waiting.done() else self._give_up()
         except BaseException:
@@ -383,35 +386,26 @@ class PendingRequest(Generic[R]):
 
     def withdraw(self) -> None:
         """Cancel the request. A lease that was granted nevertheless is returned, an accepted item is dropped."""
-        self._send("withdraw", self.id)
-
-    def _send(self, verb: str, *args: Any) -> None:
-        self._client.send(self._owner._key, verb, *args)
+        self._owner._send("withdraw", self.id)
 
     def _give_up(self) -> tuple[Any, ...]:
         self.withdraw()
         return _SILENT
 
     def _wait(self) -> tuple[Any, ...]:
-        timeout, is_local = self._timeout, self._client.is_local
+        timeout, is_local = self._timeout, self._owner._address is None
         prompt = 0.0 if is_local else _PROMPT_S if timeout is None else min(_PROMPT_S, timeout)
-        answer = self._answer_within(prompt)
+        answer = _answer_within(prompt, self.future)
         if answer is None and is_local and timeout != 0 and not _can_end_wait():
             self.withdraw()
             return ("hopeless", self._verb)
         if answer is None:
             with span(f"{self._verb} waits", channel=self._owner._name):
-                answer = self._answer_within(None if timeout is None else timeout - prompt)
+                answer = _answer_within(None if timeout is None else timeout - prompt, self.future)
         if answer is None:
-            self._send("cancel", self.id)
-            answer = self._answer_within(_ANSWERS_WITHIN_S)
+            self._owner._send("cancel", self.id)
+            answer = _answer_within(_ANSWERS_WITHIN_S, self.future)
         return answer or self._give_up()
-
-    def _answer_within(self, seconds: float | None) -> tuple[Any, ...] | None:
-        try:
-            return self.future.result(seconds)
-        except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
-            return None
 
 
 def _can_end_wait() -> bool:
