@@ -51,7 +51,7 @@ class Session:
         self._backend: str | None = None  # as px.init named it
         self._inline_resources: dict[str, float] = {}
         self._started_ray = False
-        self._show_ranks: Shown | None = None
+        self.shown: Shown | None = None  # as px.init named it
         self.pool_numbers = itertools.count(1)
         self.group_numbers = itertools.count(1)
         self._used_names: set[str] = set()
@@ -137,11 +137,7 @@ class Session:
     @property
     def show_ranks(self) -> Shown:
         """The ranks whose output this driver shows, for groups without an option ``show_ranks``."""
-        return settings().show_ranks if self._show_ranks is None else self._show_ranks
-
-    @show_ranks.setter
-    def show_ranks(self, shown: Shown | None) -> None:
-        self._show_ranks = shown
+        return settings().show_ranks if self.shown is None else self.shown
 
     # Open groups and pools
 
@@ -211,7 +207,7 @@ class Session:
         """
         with self._lock:
             self._let_go(None)
-            self._backend = self._show_ranks = None
+            self._backend = self.shown = None
             self._inline_resources = {}
             for callback in (*self._at_shutdown, *(backend.leave for backend in self._backends.values())):
                 _attempt(callback)
@@ -330,7 +326,7 @@ def init(
         shown = ()
     session.connect(backend, given)
     if shown is not None:
-        session.show_ranks = shown
+        session.shown = shown
 
 
 def shutdown() -> None:
