@@ -463,7 +463,7 @@ def test_a_batch_reordered_after_it_was_read_has_its_new_order() -> None:
         batch.sort()
         assert batch.value() == [1, 2, 3]
         for shards in ("a", 2.5, 0):
-            with pytest.raises(px.DeclarationError, match="number of shards"):
+            with pytest.raises(px.DeclarationError, match="whole number from 1"):
                 batch.balance(shards)  # type: ignore[arg-type]
         batch.ack()
         with pytest.raises(px.DeclarationError, match="acknowledged"):
@@ -479,9 +479,9 @@ def test_a_take_with_an_invalid_order_takes_nothing() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
         for order, why in (
-            ({"balance": 0}, "0 was given"),
+            ({"balance": 0}, "balance=0"),
             ({"balance": 2, "sort": True}, "one of the two"),
-            ({"balance": True}, "True was"),
+            ({"balance": True}, "balance=True"),
         ):
             with pytest.raises(px.DeclarationError, match=why):
                 channel.take_rows(2, 0, **order)

@@ -278,7 +278,7 @@ def test_invalid_numbers_and_too_large_leases_are_refused_and_count_nothing(
         with pytest.raises(ValueError, match="lease"):
             staleness.lease(9)
         assert (staleness.stats.rows.submitted, staleness.stats.rows.running) == (2, 2)
-    with pytest.raises(px.DeclarationError, match="whole numbers"):
+    with pytest.raises(px.DeclarationError, match="whole number"):
         px.StalenessManager(1.5, 4, backend="inline")  # type: ignore[arg-type]
 
 

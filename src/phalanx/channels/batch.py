@@ -22,9 +22,13 @@ from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
-from phalanx.wire.value import Reduced, Value, as_integer
+from phalanx.wire.value import Reduced, Value, checked_number
 from phalanx.worker.exit_hooks import current_closers
 
+NO_LENGTHS = (
+    "the rows have no lengths to order them by; create the channel with px.Channel(lengths=<a key of the items, or a "
+    "function of an item>)"
+)
 _log = logging.getLogger("phalanx")
 _endings: dict[Batch, tuple[CallFuture[Any], Future[None]]] = {}
 """Batches of ``ack_with``: the call, and the task that ends the batch."""
@@ -70,9 +74,7 @@ class Batch(StoredParts):
         Raises:
             DeclarationError: if ``pieces`` is not a whole number of at least 1, or as :meth:`sort`.
         """
-        count = as_integer(pieces)
-        if count is None or count < 1:
-            raise DeclarationError(f"balance({pieces!r}): expected a number of shards of at least 1")
+        count = checked_number("Batch.balance: pieces", pieces, 1)
         parts = balanced_partition(self._lengths(), count, equal_counts=True)
         self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
 
@@ -94,10 +96,7 @@ class Batch(StoredParts):
             )
         lengths = [length for part in self._ranges for length in part.item.lengths[part.start : part.stop]]
         if len(lengths) != self.rows:
-            raise DeclarationError(
-                "the rows of this batch have no lengths to order them by: create the channel with "
-                "px.Channel(lengths=<a key of the items, or a function of an item>)"
-            )
+            raise DeclarationError(NO_LENGTHS)
         return lengths
 
     def _reorder(self, order: Sequence[int]) -> None:

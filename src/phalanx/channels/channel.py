@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from phalanx.channels.batch import Batch
+from phalanx.channels.batch import NO_LENGTHS, Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, hubs, reclaim
@@ -20,7 +20,7 @@ from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
-from phalanx.wire.value import Value, as_integer, checked_timeout
+from phalanx.wire.value import Value, checked_number, checked_timeout
 
 E = TypeVar("E", bound=ChannelError)
 _Order = Callable[[Batch], None]
@@ -84,7 +84,7 @@ class Channel(HubObject):
         lengths: Lengths | None = None,
         backend: str | None = None,
     ) -> None:
-        bound = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
+        bound = None if maxsize is None else checked_number("Channel: maxsize", maxsize, 1)
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
         used = session.get_backend(backend)
@@ -247,8 +247,8 @@ class Channel(HubObject):
         self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: _Order | None = None
     ) -> PendingRequest[Batch]:
         timeout = checked_timeout(timeout, "Channel.take")
-        count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
-        enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
+        count = checked_number("Channel.take_rows: n" if joined else "Channel.take: n", n, 1)
+        enough = count if at_least is None else checked_number("Channel.take: at_least", at_least, 1)
 
         def finish(lease: RequestId, answer: tuple[Any, ...]) -> Batch:
             if answer[0] != "taken":
@@ -278,21 +278,19 @@ class Channel(HubObject):
 
     def _order(self, balance: int | None, sort: bool) -> _Order | None:
         """Return the function that orders the rows of a batch, after a check of the arguments."""
-        if balance is not None:
-            positive_number(balance, "Channel.take_rows(balance=)")
+        if balance is None and not sort:
+            return None
         if balance is not None and sort:
             raise DeclarationError(
                 f"channel {self.name!r}: take_rows(balance={balance}, sort=True): pass one of the two"
             )
-        if self._lengths is None and (sort or balance is not None):
+        if self._lengths is None:
             order = "sort=True" if sort else f"balance={balance}"
-            raise DeclarationError(
-                f"channel {self.name!r}: take_rows({order}) needs the length of each row; create the channel with "
-                "px.Channel(lengths=<a key of the items, or a function of an item>)"
-            )
-        if balance is not None:
-            return lambda batch: batch.balance(balance)
-        return Batch.sort if sort else None
+            raise DeclarationError(f"channel {self.name!r}: take_rows({order}): {NO_LENGTHS}")
+        if balance is None:
+            return Batch.sort
+        shards = checked_number("Channel.take_rows: balance", balance, 1)
+        return lambda batch: batch.balance(shards)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield items, each taken and acknowledged, until the channel is finished and empty, or closed.
@@ -311,12 +309,9 @@ class Channel(HubObject):
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Drop all waiting items, or the items at positions ``numbers``. Return the number of dropped row ranges."""
-        chosen = None if numbers is None else [as_integer(number) for number in numbers]
-        if chosen is not None and None in chosen:
-            raise DeclarationError(
-                "Channel.drop(numbers=): expected positions of items, as returned by put()"
-            )
-        return self._request("drop", str(reason), chosen)
+        if numbers is not None:
+            numbers = [checked_number("Channel.drop: numbers", number) for number in numbers]
+        return self._request("drop", str(reason), numbers)
 
     def finish(self) -> None:
         """Accept no further items. Takes return the waiting items, and then raise ``ChannelClosed``."""
@@ -440,15 +435,3 @@ def _limit_text(maxsize: int | None, by: str) -> str:
     if maxsize is None:
         return "any number of items"
     return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
-
-
-def positive_number(value: Any, where: str) -> int:
-    """Return ``value`` as a number of items or rows.
-
-    Raises:
-        DeclarationError: if it is not a whole number of at least 1.
-    """
-    number = as_integer(value)
-    if number is None or number < 1:
-        raise DeclarationError(f"{where}: {value!r} was given; expected a whole number from 1")
-    return number

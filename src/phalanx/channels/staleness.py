@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from phalanx.channels.channel import Channel
@@ -13,9 +14,10 @@ from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
 from phalanx.session.session import session
-from phalanx.wire.value import Reduced, Value, as_integer, checked_timeout
+from phalanx.wire.value import Reduced, Value, checked_number, checked_timeout
 
-_LEAST = 0, 1, 0, float("-inf")
+_number = partial(checked_number, error=ValueError)
+"""Check of a number of rows, or of a version."""
 
 
 class RowLease:
@@ -52,7 +54,7 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run, or a version is not in training yet.
         """
-        count = whole_number(rows, "accept(rows")
+        count = _number("RowLease.accept: rows", rows)
         return self._staleness._request("accept", self._id, _row_versions(versions, count))
 
     def put(
@@ -106,7 +108,7 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run.
         """
-        self._staleness._request("drop", self._id, whole_number(rows, "drop(rows"), str(reason))
+        self._staleness._request("drop", self._id, _number("RowLease.drop: rows", rows), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
@@ -130,23 +132,11 @@ def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
     if rows < 0:
         raise ValueError(f"{rows} rows of a lease: expected a whole number of at least 0")
     if not isinstance(given, Iterable) or isinstance(given, str):
-        return (whole_number(given, "versions"),) * rows
-    numbers = tuple(whole_number(version, "versions") for version in given)
+        return (_number("versions", given),) * rows
+    numbers = tuple(_number("versions", version) for version in given)
     if len(numbers) != rows:
         raise ValueError(f"{rows} rows with {len(numbers)} versions: expected a version for each row")
     return numbers
-
-
-def whole_number(value: Any, where: str) -> int:
-    """Return ``value`` as a number of rows, or as a version.
-
-    Raises:
-        ValueError: if it is not a whole number.
-    """
-    number = as_integer(value)
-    if number is None:
-        raise ValueError(f"{where}={value!r}): expected a whole number")
-    return number
 
 
 class StalenessManager(HubObject):
@@ -178,16 +168,15 @@ class StalenessManager(HubObject):
         version: int = 0,
         backend: str | None = None,
     ) -> None:
-        numbers = [as_integer(number) for number in (max_lag, rows_per_version, depth, version)]
-        if any(number is None or number < least for number, least in zip(numbers, _LEAST, strict=True)):
-            raise DeclarationError(
-                f"px.StalenessManager(max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r}, "
-                f"version={version!r}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
-                "rows_per_version"
-            )
+        numbers = (
+            checked_number("StalenessManager: max_lag", max_lag, 0),
+            checked_number("StalenessManager: rows_per_version", rows_per_version, 1),
+            checked_number("StalenessManager: depth", depth, 0),
+            checked_number("StalenessManager: version", version),
+        )
         used = session.get_backend(backend)
         super().__init__("staleness", "of staleness", used, hubs.address(used))
-        self._max_lag, self._rows_per_version = int(max_lag), int(rows_per_version)
+        self._max_lag, self._rows_per_version = numbers[:2]
         self._client().request("", "open_staleness", self._key, *numbers)
 
     @property
@@ -225,7 +214,8 @@ class StalenessManager(HubObject):
         return await self._begin(rows, timeout).result_async()
 
     def _begin(self, rows: int, timeout: float | None) -> PendingRequest[RowLease]:
-        count, timeout = whole_number(rows, "lease(rows"), checked_timeout(timeout, "StalenessManager.lease")
+        count = _number("StalenessManager.lease: rows", rows)
+        timeout = checked_timeout(timeout, "StalenessManager.lease")
 
         def finish(request: RequestId, answer: tuple[Any, ...]) -> RowLease:
             match answer:
@@ -256,8 +246,8 @@ class StalenessManager(HubObject):
         Raises:
             ValueError: if the version does not increase, or fewer rows are ready than were trained on.
         """
-        rows = None if trained is None else whole_number(trained, "advance(trained")
-        self._request("advance", whole_number(version, "advance(version"), rows)
+        rows = None if trained is None else _number("StalenessManager.advance: trained", trained)
+        self._request("advance", _number("StalenessManager.advance: version", version), rows)
 
     def close(self, reason: str = "it was closed") -> None:
         """Reject new leases, also of callers that wait. Running leases continue. Idempotent.

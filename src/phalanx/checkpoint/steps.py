@@ -27,8 +27,8 @@ from typing import Any
 
 from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
 from phalanx.display.byte_format import size
-from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked, DeclarationError
-from phalanx.wire.value import as_integer
+from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked
+from phalanx.wire.value import checked_number
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -248,18 +248,6 @@ def checked_keep(keep: int | None) -> int | None:
     """Return the number of complete steps to keep; None: all."""
     advice = "give the number of steps to keep, at least 1, or None for all"
     return None if keep is None else checked_number("keep", keep, 1, advice)
-
-
-def checked_number(name: str, value: Any, least: int, advice: str) -> int:
-    """Return ``value``, which may be of numpy or torch, as a whole number.
-
-    Raises:
-        DeclarationError: if it is not a whole number, or less than ``least``.
-    """
-    number = as_integer(value)
-    if number is None or number < least:
-        raise DeclarationError(f"{name}={value!r}: {advice}")
-    return number
 
 
 def read_step(path: str, step: int | None = None) -> Step:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import checked_number
 
 
 def checked_size(group: str, wanted: object, slots: int, block: int = 1) -> int:
@@ -16,12 +17,9 @@ def checked_size(group: str, wanted: object, slots: int, block: int = 1) -> int:
         DeclarationError: if ``wanted`` is not a whole number from 1.
         PlacementError: if the pool has fewer slots.
     """
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        what = "ranks" if block == 1 else f"engines, of {block} ranks each"
-        raise DeclarationError(
-            f"px.resize({group}, {wanted!r}): expected a number of {what}, 1 or more; close() ends a group"
-        )
-    size = wanted * block
+    what = "ranks" if block == 1 else f"engines, of {block} ranks each"
+    advice = f"expected a number of {what}, 1 or more; close() ends a group"
+    size = checked_number(f"px.resize({group}): size", wanted, 1, advice) * block
     if size > slots:
         each = "" if block == 1 else f", and {wanted} engines of {block} ranks take {size}"
         raise PlacementError(

@@ -6,7 +6,7 @@ import operator
 import threading
 from typing import Any, TypeAlias
 
-from phalanx.errors import DispatchError, PhalanxError
+from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
@@ -21,6 +21,25 @@ def as_integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def checked_number(
+    name: str,
+    value: Value,
+    least: int | None = None,
+    advice: str = "",
+    error: type[Exception] = DeclarationError,
+) -> int:
+    """Return ``value``, which may be of numpy or torch, as a whole number.
+
+    Raises:
+        Exception: ``error``, if it is not a whole number, or less than ``least``; the message ends with ``advice``.
+    """
+    number = as_integer(value)
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f" from {least}"
+        raise error(f"{name}={value!r}: {advice or f'expected a whole number{bound}'}")
+    return number
 
 
 def bounded(seconds: float) -> float | None:
