@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal
 
-from phalanx.backends.backend_types import Backend, Reservation
+from phalanx.backends.backend_types import Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import (
@@ -21,7 +21,7 @@ from phalanx.pools.slot_reservation import (
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import Slot, SlotInfo, SlotView, checked_shape, order_ranks, slots_of
-from phalanx.wire.value import Reduced
+from phalanx.wire.value import Reduced, checked_number
 
 
 class ResourcePool:
@@ -59,7 +59,8 @@ class ResourcePool:
         backend: str | None = None,
     ) -> None:
         shape = checked_shape(process_on_nodes)
-        check_options(use_gpu, max_colocate_count, accelerators_per_slot, name_prefix)
+        check_options(use_gpu, name_prefix)
+        accelerators = checked_number("ResourcePool: accelerators_per_slot", accelerators_per_slot, 1)
         chosen = session.get_backend(backend)
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)
@@ -70,10 +71,10 @@ class ResourcePool:
             backend=chosen,
             reservation=Reservation(None),
             blocks=(),
-            bundle=bundle_resources(resource, accelerators_per_slot, accelerator_type),
+            bundle=bundle_resources(resource, accelerators, accelerator_type),
             resource=resource,
-            max_colocate_count=max_colocate_count,
-            accelerators_per_slot=accelerators_per_slot if resource else 0,
+            max_colocate_count=checked_number("ResourcePool: max_colocate_count", max_colocate_count, 1),
+            accelerators_per_slot=accelerators if resource else 0,
             detached=detached,
         )
         holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape, timeout)
@@ -93,7 +94,8 @@ class ResourcePool:
     ) -> ResourcePool:
         self.name = name
         self._view = view
-        self._holdings = holdings
+        self.holdings = holdings  # the reservations of its slots, by `Slot.pool`
+        self.backend_api = next(iter(holdings.values())).backend  # holds its slots
         self._owner = owner
         self._whole = whole  # complete blocks: their slots are sorted once the accelerators are known
         return self
@@ -128,35 +130,25 @@ class ResourcePool:
     @property
     def closed(self) -> bool:
         """True if any of its slots were released."""
-        return not all(holding.open for holding in self._holdings.values())
+        return not all(holding.open for holding in self.holdings.values())
 
     @property
     def use_gpu(self) -> bool:
         """True if its slots have accelerators."""
-        return any(holding.resource is not None for holding in self._holdings.values())
+        return any(holding.resource is not None for holding in self.holdings.values())
 
     @property
     def groups(self) -> tuple[Tenant, ...]:
         """The groups on any of its slots, in the order in which they were started."""
         found: dict[int, Tenant] = {}
         for slot in self._view.slots:
-            found.update((id(group), group) for group in self._holdings[slot.pool].groups.get(slot, ()))
+            found.update((id(group), group) for group in self.holdings[slot.pool].groups.get(slot, ()))
         return tuple(sorted(found.values(), key=lambda group: group.number))
-
-    @property
-    def backend_api(self) -> Backend:
-        """The backend that holds its slots."""
-        return next(iter(self._holdings.values())).backend
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Its slots in rank order."""
         return self._view.slots
-
-    @property
-    def holdings(self) -> Mapping[str, SlotReservation]:
-        """The reservations of its slots, by ``Slot.pool``."""
-        return self._holdings
 
     def __len__(self) -> int:
         return self.world_size
@@ -174,7 +166,7 @@ class ResourcePool:
                 f"cannot merge a pool of backend {self.backend!r} with one of {other.backend!r}; make both pools "
                 "with the same backend=, after px.init"
             )
-        holdings = {**self._holdings, **other._holdings}
+        holdings = {**self.holdings, **other.holdings}
         whole = self._whole and other._whole
         return ResourcePool.of(f"{self.name}+{other.name}", self._view + other._view, holdings, whole=whole)
 
@@ -190,7 +182,7 @@ class ResourcePool:
 
     def _sub(self, view: SlotView) -> ResourcePool:
         names = {slot.pool for slot in view.slots}
-        return ResourcePool.of(self.name, view, {n: h for n, h in self._holdings.items() if n in names})
+        return ResourcePool.of(self.name, view, {n: h for n, h in self.holdings.items() if n in names})
 
     def first(self, count: int) -> ResourcePool:
         """Return a view over the first ``count`` slots, in their present order; the pool itself if these are all."""
@@ -203,7 +195,7 @@ class ResourcePool:
         devices whichever group is started first.
         """
         self._check_open()
-        for name, holding in self._holdings.items():
+        for name, holding in self.holdings.items():
             with holding.lock:
                 unknown = [s for s in self._view.slots if s.pool == name and not holding.knows(s)]
                 if unknown:
@@ -214,14 +206,14 @@ class ResourcePool:
     def _sort(self) -> None:
         """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
         if self._whole:
-            ids = [self._holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
+            ids = [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
             order = order_ranks(self._view.slots, [SlotInfo("", "", "", found) for found in ids])
             self._view = SlotView(tuple(self._view.slots[index] for index in order))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
         """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
         for slot, fact in facts.items():
-            holding = self._holdings[slot.pool]
+            holding = self.holdings[slot.pool]
             holding.facts[slot] = fact
             if holding.resource is not None:
                 holding.accelerators.setdefault(slot, fact.accelerator_ids)
@@ -235,7 +227,7 @@ class ResourcePool:
             PlacementError: if there is no capacity for them.
         """
         self._check_open()
-        for holding in self._holdings.values():
+        for holding in self.holdings.values():
             with holding.lock:
                 moved = holding.backend.repair(holding.reservation, timeout)
                 for known in (holding.facts, holding.accelerators):
@@ -244,15 +236,15 @@ class ResourcePool:
 
     def explain(self) -> Table:
         """Return a table of the slots with their nodes and groups."""
-        reservations = {name: holding.reservation for name, holding in self._holdings.items()}
+        reservations = {name: holding.reservation for name, holding in self.holdings.items()}
         nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
-        return explain_slots(self.name, self._view, self._holdings, nodes)
+        return explain_slots(self.name, self._view, self.holdings, nodes)
 
     def close(self) -> None:
         """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""
         for group in reversed(self.groups):
             group.close()
-        for holding in self._holdings.values() if self._owner else ():
+        for holding in self.holdings.values() if self._owner else ():
             holding.close()
         session.forget_pool(self)
 
@@ -262,13 +254,13 @@ class ResourcePool:
             if self.backend_api.connected() and (everything or not self._is_detached):
                 self.close()
         finally:
-            for holding in self._holdings.values():
+            for holding in self.holdings.values():
                 holding.close(release=False)
             session.forget_pool(self)
 
     @property
     def _is_detached(self) -> bool:
-        return any(holding.detached for holding in self._holdings.values())
+        return any(holding.detached for holding in self.holdings.values())
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
         """Reserve more slots after the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
@@ -281,10 +273,10 @@ class ResourcePool:
         """
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
-        shape, first, number = checked_shape(blocks), self._holdings[self.name], next(self._grown)
+        shape, first, number = checked_shape(blocks), self.holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
         added = first.reserve(f"{first.reservation_name}.{number}", name, shape, timeout)
-        self._holdings = {**self._holdings, name: added}
+        self.holdings = {**self.holdings, name: added}
         self._view = self._view + slots_of(shape, name)
 
     def shrink(self) -> None:
@@ -295,17 +287,17 @@ class ResourcePool:
             DeclarationError: if this is a view or a detached pool, or the pool has not grown.
         """
         self._check_own("shrink")
-        *kept, last = self._holdings
+        *kept, last = self.holdings
         if not kept:
             raise DeclarationError(
                 f"{self!r}.shrink(): it has only the slots that it was created with; close() releases all of its slots"
             )
         with books:
-            added = self._holdings[last]
+            added = self.holdings[last]
             groups = {group.name for on_it in added.groups.values() for group in on_it}
             if not groups:
                 self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
-                self._holdings = {name: self._holdings[name] for name in kept}
+                self.holdings = {name: self.holdings[name] for name in kept}
                 added.open = False  # no group can claim these slots any more
         if groups:  # the lock is free again: the table asks the cluster
             raise PlacementError(
@@ -338,7 +330,7 @@ class ResourcePool:
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
-        kind = next((h.resource for h in self._holdings.values() if h.resource), "CPU")
+        kind = next((h.resource for h in self.holdings.values() if h.resource), "CPU")
         return f"<ResourcePool {self.name}: {list(self._view.shape)} {kind} slots{state}>"
 
     def __reduce__(self) -> Reduced:
@@ -362,9 +354,9 @@ class ResourcePool:
         self._check_open()
         wanted = self._view.slots if slots is None else slots
         with books:
-            booked = {slot: self._holdings[slot.pool].groups[slot] for slot in wanted}
+            booked = {slot: self.holdings[slot.pool].groups[slot] for slot in wanted}
             for slot, on_it in booked.items():
-                most = self._holdings[slot.pool].max_colocate_count
+                most = self.holdings[slot.pool].max_colocate_count
                 if group not in on_it and len(on_it) >= most:
                     raise PlacementError(
                         f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
@@ -380,6 +372,6 @@ class ResourcePool:
         """Release a group's shares of all slots, or of ``slots``. Idempotent."""
         with books:
             for slot in self._view.slots if slots is None else slots:
-                on_it = self._holdings[slot.pool].groups[slot]
+                on_it = self.holdings[slot.pool].groups[slot]
                 if group in on_it:
                     on_it.remove(group)

@@ -115,20 +115,9 @@ def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
     return found or "GPU"
 
 
-def check_options(
-    use_gpu: object,
-    max_colocate_count: object,
-    accelerators_per_slot: object,
-    name_prefix: object,
-) -> None:
+def check_options(use_gpu: object, name_prefix: object) -> None:
     if use_gpu != "auto" and not isinstance(use_gpu, bool):
         raise DeclarationError(f'ResourcePool(use_gpu={use_gpu!r}): expected True, False or "auto"')
-    for option, value in (
-        ("max_colocate_count", max_colocate_count),
-        ("accelerators_per_slot", accelerators_per_slot),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DeclarationError(f"ResourcePool({option}={value!r}): expected a whole number from 1")
     if name_prefix is not None and not re.fullmatch(r"[\w.-]+", str(name_prefix)):
         raise DeclarationError(
             f"ResourcePool(name_prefix={name_prefix!r}): expected letters, digits, '_', '.' and '-' only"
