@@ -1,23 +1,41 @@
-"""Seeded schedules of a channel and a staleness: producers and consumers that die, slow puts, closes at any moment.
+"""Seeded schedules of a hub: producers and consumers that die, slow puts, closes at any moment.
 
 After every step the count equations are checked, and every delivered row is compared with the bound on its version.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from phalanx.channels.channel_state import By, ChannelState
-from phalanx.channels.staleness_state import Item, StalenessState
+from phalanx.channels.channel_state import ChannelState, Loss, RowRange
+from phalanx.channels.hub import Hub, Leased, StoredPayload
+from phalanx.channels.staleness_state import RequestId, StalenessState
 from tests.channels.test_channel import all_are_accounted_for
 
-STEPS = 45
+LENGTH = 45
 PEERS = 3
-OTHERS = ["cancel", "requeue", "drop", "kill", "end", "accept", "leave", "move", *["advance"] * 2]
+RARE = [
+    "cancel",
+    "withdraw",
+    "requeue",
+    "drop",
+    "kill",
+    "end",
+    "accept",
+    "leave",
+    "move",
+    "advance",
+    "advance",
+]
+STEPS = ["put", "put leased", "take"] * 8 + ["ack", "lease"] * 6 + RARE
+Receive = Callable[[RequestId, Any], None]
 
 
 class Schedule:
@@ -26,210 +44,171 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         choose = self._random.choice
-        maxsize = choose([None, 1, 3, 12])
-        by: By = "items" if choose([True, False]) else "bytes"
-        self._reclaimed: Counter[int] = Counter()
-        self.channel = ChannelState("c", maxsize, by, reclaim=self._reclaim)
+        self._hub = Hub()
+        self._receive: dict[int, Receive | None] = {}
+        self._tickets = itertools.count()
+        self._lives = Counter[tuple[str, int]]()
+        self._placed = defaultdict[str, list[int]](list)
+        """Numbers of the accepted puts of each producer."""
+        self._reclaimed: set[int] = set()
+        self._served: dict[RequestId, int] = {}
+        """Version of each row lease."""
+        self._sent: list[tuple[str, RequestId]] = []
+        self._told_lost = 0
+        self._hub.connect("owner", self._answer)
+        self._ask("owner", "", "open", "c", "c", choose([None, 1, 3, 12]), choose(["items", "bytes"]))
         numbers = choose([0, 1, 2, 3]), choose([1, 2, 4]), choose([0, 1, 2])
-        self.staleness = StalenessState(*numbers, evict=lambda: self.channel.expire())
-        self._lives: Counter[tuple[str, int]] = Counter()
-        self._puts: Counter[str] = Counter()
-        self._order: dict[str, list[int]] = {}
-        self._origin: dict[int, tuple[str, int]] = {}
-        self._waiting: list[tuple[Any, tuple[str, int]]] = []
-        self._served: dict[tuple[str, int], int] = {}
-        self._number = 0
-        self.told_lost = 0
+        self._ask("owner", "", "open_staleness", "s", *numbers)
+        self._channel: ChannelState = self._hub._channels["c"]
+        self._staleness: Any = self._hub._states["s"]
+        assert isinstance(self._staleness, StalenessState)
 
     def run(self) -> None:
-        """Take random steps, then finish, and deliver the rest."""
-        for _ in range(STEPS):
-            self._step()
+        """Take random steps, then finish or close the channel, and deliver the rest."""
+        for _ in range(LENGTH):
+            self._step(self._random.choice(STEPS), self._random)
             self._check()
-        self._random.choice([self.channel.finish, lambda: self.channel.close("closed")])()
+        self._ask("owner", "c", *self._random.choice([("finish",), ("close", "closed")]))
         self._check()
         self._drain()
 
-    def _reclaim(self, item: Item) -> None:
-        self._reclaimed[item.number] += 1
-        assert self._reclaimed[item.number] == 1
+    def _ask(self, peer: str, key: str, verb: str, *args: Any, receive: Receive | None = None) -> RequestId:
+        ticket = next(self._tickets)
+        self._receive[ticket] = receive
+        if verb in ("put", "take", "lease"):
+            self._sent.append((key, (peer, ticket)))
+        self._hub.execute(peer, [(ticket, True, key, verb, args)])
+        return peer, ticket
+
+    def _answer(self, ticket: int | None, result: Any, peer: str = "owner") -> None:
+        if ticket is None:
+            assert result not in self._reclaimed
+            self._reclaimed.add(result)
+            return
+        assert not isinstance(result, Exception), result
+        receive = self._receive.pop(ticket)  # fails at the second answer
+        if receive is not None:
+            receive((peer, ticket), result)
 
     def _peer(self, kind: str) -> str:
         index = self._random.randrange(PEERS)
-        return f"{kind}{index}.{self._lives[kind, index]}"
+        peer = f"{kind}{index}.{self._lives[kind, index]}"
+        self._hub.connect(peer, partial(self._answer, peer=peer))
+        return peer
 
-    def _request(self, peer: str, state: Any) -> tuple[str, int]:
-        self._number += 1
-        self._waiting.append((state, (peer, self._number)))
-        return peer, self._number
+    def _step(self, step: str, chance: random.Random) -> None:
+        channel, staleness, producer = self._channel, self._staleness, self._peer("p")
+        taken = chance.choice([*channel.leases, ("nobody", 0)])
+        running = [*staleness._leases]
+        lease = chance.choice(running) if running else ("nobody", 0)
+        match step:
+            case "put":
+                self._put(producer, chance.choice([None, 0, 1, 2, 5]), None)
+            case "put leased" if running:
+                rows = chance.randint(1, min(staleness._leases[lease], 4))
+                oldest = max(0, self._served[lease] - 1)
+                versions = tuple(chance.randint(oldest, staleness.version) for _ in range(rows))
+                self._put(producer, rows, ("s", lease, versions))
+            case "take":
+                by_rows, most = chance.random() < 0.5, chance.randint(1, 5)
+                self._take(self._peer("c"), most, by_rows, chance.choice([most, 1]))
+            case "ack":
+                self._ask("owner", "c", "ack", taken)
+            case "requeue":
+                found = channel.leases.get(taken)
+                unreadable = {found[0].number} if found and chance.random() < 0.3 else set[int]()
+                self._ask("owner", "c", "requeue", taken, unreadable, receive=self._lost)
+            case "lease":
+                most = (staleness.max_lag + 1) * staleness.rows_per_version
+                self._ask(producer, "s", "lease", chance.randint(1, min(most, 4)), receive=self._leased)
+            case "cancel" | "withdraw" if self._sent:
+                key, request = self._sent.pop(chance.randrange(len(self._sent)))
+                self._ask("owner", key, step, request)
+            case "drop":
+                numbers = {units.number for units in [*channel._waiting][::2]}
+                self._ask("owner", "c", "drop", "by request", None if chance.random() < 0.3 else numbers)
+            case "kill":
+                peer = self._peer(chance.choice("pc"))
+                self._lives[peer[0], int(peer[1])] += 1
+                self._hub.peer_died(peer, "killed")
+                assert not [lease for lease in channel.leases if lease[0] == peer]
+            case "end":
+                self._ask("owner", "s", "end", lease, "not accepted")
+            case "accept":
+                self._ask("owner", "s", "accept", lease, [staleness.version])
+            case "leave" if chance.random() < 0.2:
+                self._ask("owner", "c", "leave", producer)
+            case "move":
+                for units in channel._open[:1]:
+                    self._ask("owner", "c", "move", units.number, b"here")
+            case "advance":
+                version = staleness.version + chance.choice([1, 1, 1, 2])
+                self._ask("owner", "s", "advance", version, chance.choice([None, None, None, 0]))
+            case _:
+                pass
 
-    def _step(self) -> None:
-        step = self._random.choice(
-            ["put"] * 4 + ["put_leased"] * 4 + ["take"] * 4 + ["ack"] * 3 + ["lease"] * 3 + ["other"] * 5
-        )
-        if step == "other":
-            step = self._random.choice(OTHERS)
-        getattr(self, f"_do_{step}")()
+    def _put(self, producer: str, rows: int | None, leased: Leased | None) -> None:
+        number = next(self._tickets)
+        payload = self._random.choice([b"", StoredPayload(producer, number, "there")])
 
-    def _do_put(self, lease: Any = None, versions: tuple[int, ...] = ()) -> None:
-        rows = len(versions) or self._random.choice([None, 0, 1, 2, 5])
-        if lease is not None and not self.staleness.begin_put(lease, versions):
-            return
-        producer = self._peer("p")
-        payload = self._random.choice([b"", "stored"])
-        bounded = self.staleness if versions else None
-        request = self._request(producer, self.channel)
-        item = Item(request, payload, self._random.randrange(9), rows, (), versions, bounded)
-        place = self._puts[producer]
-        self._puts[producer] += 1
+        def placed(_: RequestId, answer: tuple[Any, ...]) -> None:
+            if answer[0] == "accepted" and answer[1] >= 0:
+                order = self._placed[producer]
+                assert not order or order[-1] < number, "order of a producer"
+                order.append(number)
 
-        def done(answer: tuple[Any, ...]) -> None:
-            if answer[0] == "accepted":
-                self._origin[answer[1]] = (producer, place)
-                order = self._order.setdefault(producer, [])
-                assert not order or order[-1] < place, "order of a producer"
-                order.append(place)
+        packed = payload, self._random.randrange(9), rows, ()
+        self._ask(producer, "c", "put", packed, leased, receive=placed)
 
-        self.channel.put(done, item)
-
-    def _do_put_leased(self) -> None:
-        if self.staleness._leases:
-            lease = self._random.choice([*self.staleness._leases])
-            running = self.staleness._leases[lease]
-            rows = self._random.randint(1, max(1, min(running, 4)))
-            if rows <= running:
-                oldest = self._served[lease]
-                versions = tuple(
-                    self._random.randint(max(0, oldest - 1), self.staleness.version) for _ in range(rows)
-                )
-                self._do_put(lease, versions)
-
-    def _do_take(self) -> None:
-        consumer, rows = self._peer("c"), self._random.random() < 0.5
-        count = self._random.randint(1, 5)
-
-        def done(answer: tuple[Any, ...]) -> None:
+    def _take(self, consumer: str, most: int, by_rows: bool, at_least: int) -> RequestId:
+        def took(_: RequestId, answer: tuple[Any, ...]) -> None:
             if answer[0] == "lost":
-                self.told_lost += sum(loss.items for loss in answer[1])
+                self._lost(_, answer)
             if answer[0] == "taken":
-                self._check_slices(answer[1])
-                taken = sum(part.rows for part in answer[1]) if rows else len(answer[1])
-                assert taken == count or (answer[2] and taken < count)
+                self._check_ranges(answer[1])
+                count = sum(part.rows for part in answer[1]) if by_rows else len(answer[1])
+                assert at_least <= count <= most or (answer[2] and count < at_least)
 
-        self.channel.take(self._request(consumer, self.channel), done, count, rows, count)
+        return self._ask(consumer, "c", "take", most, by_rows, at_least, receive=took)
 
-    def _check_slices(self, slices: Any) -> None:
-        assert [part.number for part in slices] == sorted(part.number for part in slices)
-        for part in slices:
+    def _leased(self, request: RequestId, answer: tuple[Any, ...]) -> None:
+        if answer[0] == "leased":
+            self._served[request] = answer[1]
+
+    def _lost(self, _: RequestId, answer: tuple[str, list[Loss]]) -> None:
+        self._told_lost += sum(loss.items for loss in answer[1])
+
+    def _check_ranges(self, ranges: list[RowRange]) -> None:
+        assert ranges == sorted(ranges)
+        for part in ranges:
             if part.item.versions:
                 oldest = min(part.item.versions[part.start : part.stop])
-                assert self.staleness.version - oldest <= self.staleness.max_lag, "delivered above max_lag"
-
-    def _do_lease(self) -> None:
-        most = (self.staleness.max_lag + 1) * self.staleness.rows_per_version
-        rows = self._random.randint(1, min(most, 4))
-        request = self._request(self._peer("p"), self.staleness)
-
-        def done(answer: tuple[Any, ...]) -> None:
-            if answer[0] == "leased":
-                self._served[request] = answer[1]
-
-        self.staleness.lease(request, done, rows)
-
-    def _lease(self) -> Any:
-        return self._random.choice([*self.channel.leases, ("nobody", 0)])
-
-    def _do_ack(self) -> None:
-        self.channel.ack(self._lease())
-
-    def _do_requeue(self) -> None:
-        lease = self._lease()
-        found = self.channel.leases.get(lease)
-        unreadable = {found[0].number} if found and self._random.random() < 0.3 else set()
-        losses = self.channel.requeue(lease, unreadable)  # a waiting take may be notified of other losses
-        self.told_lost += sum(loss.items for loss in losses)
-
-    def _do_cancel(self) -> None:
-        if self._waiting:
-            state, request = self._waiting.pop(self._random.randrange(len(self._waiting)))
-            self._random.choice([state.cancel, state.withdraw])(request)
-
-    def _do_drop(self) -> None:
-        numbers = (
-            None if self._random.random() < 0.3 else {units.number for units in [*self.channel._waiting][::2]}
-        )
-        self.channel.drop("by request", numbers)
-
-    def _do_kill(self) -> None:
-        kind, index = self._random.choice("pc"), self._random.randrange(PEERS)
-        peer = f"{kind}{index}.{self._lives[kind, index]}"
-        self._lives[kind, index] += 1
-        self.staleness.peer_died(peer, "killed")
-        self.channel.peer_died(peer, "killed")
-        assert not [lease for lease in self.channel.leases if lease[0] == peer]
-
-    def _do_advance(self) -> None:
-        trained = self._random.choice([None, None, None, 0])
-        version = self.staleness.version + self._random.choice([1, 1, 1, 2])
-        self.staleness.advance(version, trained)
-
-    def _do_end(self) -> None:
-        if self.staleness._leases:
-            self.staleness.end(self._random.choice([*self.staleness._leases]), "not accepted")
-
-    def _do_accept(self) -> None:
-        if self.staleness._leases:
-            self.staleness.accept(self._random.choice([*self.staleness._leases]), [self.staleness.version])
-
-    def _do_leave(self) -> None:
-        if self._random.random() < 0.2:
-            self.channel.leave(self._peer("p"))
-
-    def _do_move(self) -> None:
-        for units in self.channel._open[:1]:
-            self.channel.move(units.number, b"here")
+                assert self._staleness.version - oldest <= self._staleness.max_lag, "delivered above max_lag"
 
     def _check(self) -> None:
-        channel, stats = self.channel, self.staleness.stats()
+        channel, stats = self._channel, self._staleness.stats()
         assert all_are_accounted_for(channel)
-        assert channel.items.submitted == len(self._origin)
-        assert channel.items.lost <= self.told_lost + sum(loss.items for loss in channel.losses)
+        assert channel.items.submitted == sum(map(len, self._placed.values()))
+        assert channel.items.lost <= self._told_lost + sum(loss.items for loss in channel.losses)
         rows = stats.rows
         assert rows.submitted == rows.accepted + rows.dropped + rows.running
         assert rows.running >= 0
-        assert all(
-            0 <= lag <= self.staleness.max_lag or not count for lag, count in stats.lags.items() if lag > 0
-        )
+        assert all(0 <= lag <= self._staleness.max_lag for lag in stats.lags)
         assert not (channel._takes and channel._puts), "a put and a take wait for each other"
         assert channel._rows == sum(units.rows for units in channel._waiting)
         assert channel._nbytes == sum(units.nbytes for units in channel._waiting)
-        waiting = {
-            (units.item, row)
-            for units in channel._waiting
-            for row in range(units.start, units.stop)
-            if units.item.bounded is not None
-        }
-        for (item, row), (is_waiting, _) in self.staleness._ready.items():
+        waiting = {(units.item, row) for units in channel._waiting for row in range(units.start, units.stop)}
+        for (item, row), (is_waiting, _) in self._staleness._ready.items():
             assert not (item.number >= 0 and is_waiting) or (item, row) in waiting
-        for units in channel._waiting:
-            assert not any(map(units.item.is_stale, range(units.start, units.stop)))
+        assert not any(item.is_stale(row) for item, row in waiting)
 
     def _drain(self) -> None:
-        for _ in range(300):
-            answers: list[tuple[Any, ...]] = []
-            self.channel.take(("last", _), answers.append, 2, False, 1)
-            self.channel.cancel(("last", _))
-            if answers[0][0] == "taken":
-                self._check_slices(answers[0][1])
-            if answers[0][0] == "lost":
-                self.told_lost += sum(loss.items for loss in answers[0][1])
-            for lease in list(self.channel.leases):
-                self.channel.ack(lease)
+        self._hub.connect("last", partial(self._answer, peer="last"))
+        while self._channel._waiting or self._channel.leases or self._channel._puts:
+            self._ask("last", "c", "cancel", self._take("last", 2, False, 1))
+            for lease in list(self._channel.leases):
+                self._ask("owner", "c", "ack", lease)
             self._check()
-            if answers[0][0] == "ended":
-                break
-        counts = self.channel.items
-        assert counts.submitted == counts.delivered + counts.dropped + counts.lost
 
 
 def run(seeds: range) -> None:
