@@ -9,28 +9,11 @@ import pytest
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.support.fault_workers import Trouble
 from tests.support.own_cluster import several_nodes
 from tests.support.scripts import tell, told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-class Sleeper(px.Worker):
-    @px.register
-    def node(self) -> str:
-        return self._context.node_id
-
-    @px.register
-    def nap(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    @px.register(rerun_on_restart=True)
-    def load(self, step: int) -> None:
-        self.loaded = step
-
-    @px.register
-    def loaded_step(self) -> int:
-        return self.loaded
 
 
 def failed(call: Any) -> tuple[px.PhalanxError, float]:
@@ -47,9 +30,9 @@ def main() -> None:
     with several_nodes(3, resources={"seat": 2}) as cluster:
         found: dict[str, Any] = {}
         pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
-        group = px.WorkerGroup(pool, Sleeper, resources={"seat": 1}, start_timeout=60)
+        group = px.WorkerGroup(pool, Trouble, resources={"seat": 1}, start_timeout=60)
         group.load(7)
-        before = group.node()
+        before = group.core.epoch.nodes
 
         call = group.nap.submit(120.0)
         lost = faults.drop_node(cluster, group, 3)
@@ -61,10 +44,10 @@ def main() -> None:
         found["hint"] = error.causes[0].hint if isinstance(error, px.CallError) else None
 
         group.restart()
-        after = group.node()
+        after = group.core.epoch.nodes
         found["stayed"] = before[:2] == after[:2]
         found["moved"] = lost not in after and len(set(after)) == 2
-        found["loaded"] = group.loaded_step()
+        found["loaded"] = group.what_is_loaded()
 
         faults.drop_node(cluster, group, 2)
         failed(lambda: group.nap(60.0))

@@ -12,6 +12,7 @@ from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, turn
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
 from phalanx.topology.slots import SlotInfo
+from tests.support.fault_workers import Trouble
 
 SLOTS = [SlotInfo(node, f"host-{node}", "", (), None) for node in "aab"]
 
@@ -42,12 +43,6 @@ def test_a_notice_queue_knows_the_ranks_to_move_after_their_node_was_lost() -> N
     assert not board.explains([])
 
 
-class Adder(px.Worker):
-    @px.register
-    def add(self, x: int) -> int:
-        return x + self.rank
-
-
 @pytest.fixture
 def transport() -> Iterator[ScriptedBackend]:
     with scripted(lambda what, number: "fine") as made:
@@ -68,7 +63,7 @@ def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored(
         raise RuntimeError("of the user")
 
     with px.ResourcePool([2], backend="inline") as pool:
-        group, asked = px.WorkerGroup(pool, Adder, on_notice=note), px.WorkerGroup(pool, Adder)
+        group, asked = px.WorkerGroup(pool, Trouble, on_notice=note), px.WorkerGroup(pool, Trouble)
         before = px.preemption_notices(asked)
         drain(transport)
         notices = [px.preemption_notices(asked) for _ in range(2)]  # without waiting
@@ -78,23 +73,23 @@ def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored(
         assert [before, [one.ranks for one in notices[0]], notices[1]] == [[], [(0, 1)], []]
         assert [one.ranks for one in seen] == [(0, 1)]
         assert px.preemption_notices(group) == seen  # callers get the notice, too
-        assert group.add(1) == [1, 2]
+        assert group.ping() == [0, 1]
 
 
 def lose_and_call(group: px.WorkerGroup) -> list[int]:
     """Lose a rank, make the call that finds the loss, and return the result of the next call."""
     faults.kill(group, 1)
     with pytest.raises(px.WorkerDiedError):
-        group.add(1)
-    return group.add(1)
+        group.ping()
+    return group.ping()
 
 
 def test_a_preemption_does_not_count_as_a_failure(transport: ScriptedBackend) -> None:
     with px.ResourcePool([2], backend="inline") as pool:
-        group = px.WorkerGroup(pool, Adder, on_failure=px.RestartPolicy(max_restarts=0))
+        group = px.WorkerGroup(pool, Trouble, on_failure=px.RestartPolicy(max_restarts=0))
         with pytest.raises(px.GroupBroken):
             lose_and_call(group)
         group.restart()
         drain(transport)
 
-        assert [lose_and_call(group) for _ in range(2)] == [[1, 2], [1, 2]]
+        assert [lose_and_call(group) for _ in range(2)] == [[0, 1], [0, 1]]

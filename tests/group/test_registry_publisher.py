@@ -15,13 +15,7 @@ from phalanx.backends.ray.cluster import ClusterReader
 from phalanx.display.registry_records import GroupRecord
 from phalanx.session.session import session
 from phalanx.testing import faults
-from tests.support.fault_workers import within
-
-
-class Idle(px.Worker):
-    @px.register
-    def ping(self) -> int:
-        return self.rank
+from tests.support.fault_workers import Trouble, within
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +37,7 @@ def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
 def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
     pool: px.ResourcePool, cluster_reader: ClusterReader
 ) -> None:
-    with px.WorkerGroup(pool, Idle, name="fragile") as group:
+    with px.WorkerGroup(pool, Trouble, name="fragile") as group:
         (ready,) = seen(cluster_reader, "fragile")
         before = [endpoint.facts.pid for endpoint in group.core.endpoints]
         faults.kill(group, rank=1)
@@ -53,12 +47,8 @@ def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
         group.restart()
         (back,) = seen(cluster_reader, "fragile")
 
-    assert (ready.run, ready.state, ready.epoch, ready.methods) == (
-        session.run_id,
-        "ready",
-        0,
-        {"": ["ping"]},
-    )
+    assert (ready.run, ready.state, ready.epoch) == (session.run_id, "ready", 0)
+    assert "ping" in ready.methods[""]
     assert [rank.pid for rank in ready.ranks] == before
     assert (broken.state, "rank 1" in (broken.cause or "")) == ("broken", True)
     assert (back.state, back.epoch, back.cause) == ("ready", 1, None)

@@ -9,13 +9,7 @@ import pytest
 
 import phalanx as px
 from phalanx.session.session import session
-from tests.support.fault_workers import within
-
-
-class Echo(px.Worker):
-    @px.register
-    def say(self, x: int) -> int:
-        return x
+from tests.support.fault_workers import Trouble, within
 
 
 def dropped(make: Callable[[px.ResourcePool], object], backend: str) -> tuple[object, str]:
@@ -31,15 +25,15 @@ def held(backend: str, name: str) -> bool:
 
 KEEPING: dict[str, Callable[[px.ResourcePool], object]] = {
     "a view": lambda pool: pool[0:1],
-    "a group": lambda pool: px.WorkerGroup(pool, Echo),
-    "a view of a group": lambda pool: px.WorkerGroup(pool, Echo)[0:1],
-    "a method": lambda pool: px.WorkerGroup(pool, Echo).say,
-    "a future": lambda pool: px.WorkerGroup(pool, Echo).say.submit(1),
+    "a group": lambda pool: px.WorkerGroup(pool, Trouble),
+    "a view of a group": lambda pool: px.WorkerGroup(pool, Trouble)[0:1],
+    "a method": lambda pool: px.WorkerGroup(pool, Trouble).ping,
+    "a future": lambda pool: px.WorkerGroup(pool, Trouble).ping.submit(),
 }
 
 
 @pytest.mark.parametrize(
-    "what", [lambda pool: None, lambda pool: [pool[0:1], px.WorkerGroup(pool, Echo)].clear()]
+    "what", [lambda pool: None, lambda pool: [pool[0:1], px.WorkerGroup(pool, Trouble)].clear()]
 )
 def test_a_pool_that_was_dropped_without_close_releases_its_slots(
     backend: str, what: Callable[[px.ResourcePool], object]

@@ -12,13 +12,7 @@ import pytest
 import phalanx as px
 from phalanx.session.session import session
 from phalanx.testing.scripted import Event, ScriptedBackend, scripted
-from tests.support.fault_workers import within
-
-
-class Counter(px.Worker):
-    @px.register
-    def add(self, number: int) -> int:
-        return number
+from tests.support.fault_workers import Trouble, within
 
 
 class Stage:
@@ -64,7 +58,7 @@ def stage() -> Iterator[Stage]:
         scripted(lambda what, number: made.script(what, number)) as transport,
     ):
         made = Stage(transport, threads)
-        made.group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Counter)
+        made.group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Trouble)
         yield made
         made.go_on.set()
 
@@ -74,7 +68,7 @@ WAYS = pytest.mark.parametrize("how", ["in order", "without a word"])
 
 @WAYS
 def test_a_call_sent_while_the_cluster_is_left_returns_or_raises_group_closed(stage: Stage, how: str) -> None:
-    error = stage.between(lambda: stage.group.add(1), "call", how).exception(30.0)
+    error = stage.between(stage.group.ping, "call", how).exception(30.0)
 
     assert error is None or isinstance(error, px.GroupClosed)
     assert stage.group.state == "closed"
@@ -103,7 +97,7 @@ def test_concurrent_calls_raise_group_closed_and_concurrent_closes_return(stage:
     def call() -> BaseException:
         while True:
             try:
-                assert stage.group.add(1) == [1, 1]
+                assert stage.group.ping() == [0, 1]
             except BaseException as error:
                 return error
 

@@ -15,19 +15,14 @@ from phalanx.calls import health_check
 from phalanx.session import session as session_module
 from phalanx.session.session import Session, session
 from phalanx.testing.scripted import ScriptedBackend, scripted
-
-
-class Echo(px.Worker):
-    @px.register
-    def say(self, x: int) -> int:
-        return x
+from tests.support.fault_workers import Trouble
 
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedBackend, px.WorkerGroup]]:
     """A backend whose cluster was left, and a group on it."""
     with scripted(lambda what, number: "fine") as transport:
-        group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Echo)
+        group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Trouble)
         monkeypatch.setattr(transport, "connected", lambda: False)
         yield transport, group
 
@@ -42,7 +37,7 @@ def test_a_cluster_that_was_left_is_not_used_again_and_its_groups_and_pools_are_
 
     assert (group.state, group.pool.closed) == ("closed", True)
     with pytest.raises(px.GroupClosed, match=r"ray\.shutdown\(\).*Connect again with px\.init\(\)"):
-        group.say(1)
+        group.ping()
     group.close()
     group.pool.close()
 
@@ -55,16 +50,19 @@ def test_the_health_check_closes_a_group_whose_cluster_was_left(left: Any) -> No
 
 
 def test_leaving_a_cluster_closes_its_channels_and_no_groups_of_other_clusters() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as other:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, Trouble) as other,
+    ):
         with scripted(lambda what, number: "fine") as transport:
             channel = px.Channel(backend="inline")
-            group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Echo)
+            group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Trouble)
             group.close()
             session.lost(transport)
 
-        assert other.say(1) == [1]
+        assert other.ping() == [0]
     with pytest.raises(px.GroupClosed, match=r"call it before close\(\)"):
-        group.say(1)
+        group.ping()
     with pytest.raises(px.channels.ChannelClosed):
         channel.put(1)
 
@@ -80,8 +78,8 @@ def test_the_backend_given_to_init_is_the_default_until_shutdown(
     untouched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     px.init(backend="inline")
-    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
-        assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Trouble) as group:
+        assert (pool.backend, px.put(1).backend, group.ping()) == ("inline", "inline", [0])
     px.init(num_gpus=2)  # the backend of the first call still applies
     with px.ResourcePool([2]) as pool:
         assert pool.backend == "inline"
