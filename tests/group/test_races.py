@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -97,11 +98,9 @@ def test_a_concurrent_cancel_and_close_leave_a_closed_group_and_an_error() -> No
     ):
         group = px.WorkerGroup(pool, Counter)
         call = group.add.submit(1)
-        threads = [threading.Thread(target=work) for work in (call.cancel, group.close)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor() as threads:
+            for work in (call.cancel, group.close):
+                threads.submit(work)
 
         assert isinstance(call.exception(), (px.CallCancelled, px.GroupClosed, px.WorkerDiedError))
         assert group.state == State.CLOSED.value
@@ -128,15 +127,11 @@ def test_restarts_calls_and_cancels_of_three_threads_end_in_results_or_library_e
     with scripted(event), px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, Counter)
         works = (group.restart, lambda: group.add(1), lambda: group.add.submit(1).cancel())
-        threads = [threading.Thread(target=often, args=(work,)) for work in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor() as threads:
+            threads.map(often, works)
         group.close()
 
     assert not odd
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_interrupt_while_workers_close_leaves_no_process(
