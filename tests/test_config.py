@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import phalanx as px
@@ -39,10 +41,22 @@ def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("given", "ranks"), [("all", "all"), ("merged", "merged"), ("none", ()), ("0,2", (0, 2))]
+    ("given", "ranks"),
+    [
+        ("all", "all"),
+        ("merged", "merged"),
+        ("none", ()),
+        (" 0, 2 ", (0, 2)),
+        (2, (2,)),
+        ([0, 1], (0, 1)),
+        ([], ()),
+    ],
 )
-def test_ranks_whose_output_is_shown(given: str, ranks: object) -> None:
+def test_ranks_whose_output_is_shown(monkeypatch: pytest.MonkeyPatch, given: Any, ranks: object) -> None:
     assert shown_ranks(given) == ranks
+    if isinstance(given, str):
+        monkeypatch.setenv("PHALANX_SHOW_RANKS", given)
+        assert settings().show_ranks == ranks
 
 
 @pytest.mark.parametrize("given", ["inf", "nan", "-1", "²", "many"])

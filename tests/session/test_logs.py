@@ -15,7 +15,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import Endpoint
-from phalanx.config import settings, shown_ranks
+from phalanx.config import shown_ranks
 from phalanx.display.log_merging import Merged
 from phalanx.session.output import Display
 from tests.support.fault_workers import within
@@ -128,13 +128,6 @@ def test_inline_ranks_print_to_the_terminal_without_a_log_or_prefix(
         assert [endpoint.facts.log for endpoint in group.core.endpoints] == [None, None]
 
     assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
-
-
-def test_show_ranks_accepts_a_number_a_list_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
-
-    assert [shown_ranks(given) for given in (2, [0, 1], [])] == [(2,), (0, 1), ()]
-    assert shown_ranks(" 1, 2 ") == settings().show_ranks == (1, 2)
 
 
 @pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])
