@@ -32,8 +32,8 @@ class MLPWorker(DeviceMeshWorker):
         super().__init__()
         self.torch_mesh = self.init_mesh(dp=-1, tp=2)
         torch.manual_seed(0)
-        mlp = LlamaMLP(HIDDEN, INTERMEDIATE, init_std=0.1, device=self.device)
-        self.layer = parallelize_mlp(mlp, self.torch_mesh["tp"])
+        mlp = LlamaMLP(HIDDEN, INTERMEDIATE, init_std=0.1)
+        self.layer = parallelize_mlp(mlp.to(self.device), self.torch_mesh["tp"])
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def get_weights(self) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ Megatron (``pip install 'phalanx[megatron]'``) is imported in the workers on fir
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import sys
@@ -53,11 +54,9 @@ def coordinates() -> dict[str, int] | None:
     return {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
 
 
-#: By id of a group of an earlier parallel state: this group, which keeps the id unique, and its replacement. The first
-#: role of a process to rejoin forms the replacements, and the other roles use them.
-_new_groups: dict[int, tuple[Any, Any]] = {}
-#: Groups of a parallel state that was destroyed, by name, until another is formed.
-_left_groups: dict[str, Any] = {}
+#: Groups of earlier parallel states, by name: ``rejoin()`` finds them in modules by their ids, which are unique as long
+#: as the groups exist.
+_earlier_groups: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
 
 
 def _groups_of(state: Any) -> dict[str, Any]:
@@ -141,15 +140,13 @@ class MegatronWorker(Worker):
             return
         state = parallel_state()
         if not torch.distributed.is_initialized():  # the library destroyed it before the first role rejoins
-            if state.model_parallel_is_initialized():  # else an earlier attempt did this
-                _left_groups.update(_groups_of(state))
+            for name, group in _groups_of(state).items():  # none if an earlier attempt destroyed the state
+                _earlier_groups[name].append(group)
             self.leave_model_parallel()
             self.init_model_parallel(**formed)
-            formed_groups = _groups_of(state)
-            _new_groups.update({id(old): (old, formed_groups[name]) for name, old in _left_groups.items()})
-            _left_groups.clear()
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
-        replace_groups(modules, {number: new for number, (_, new) in _new_groups.items()})
+        new = _groups_of(state)
+        replace_groups(modules, {id(old): new[name] for name in new for old in _earlier_groups[name]})
 
     def model_parallel_config(self, **options: Any) -> Any:
         """Create a ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights without a GPU.

@@ -33,26 +33,15 @@ class LlamaMLP(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        hidden_act: str = "silu",
-        init_std: float = 0.02,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
+        self, hidden_size: int, intermediate_size: int, *, hidden_act: str = "silu", init_std: float = 0.02
     ) -> None:
         super().__init__()
         self.act = activation(hidden_act)
-
-        def linear(inputs: int, outputs: int) -> torch.nn.Linear:
-            made = torch.nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
-            torch.nn.init.normal_(made.weight, std=init_std)
-            return made
-
-        self.gate_proj = linear(hidden_size, intermediate_size)
-        self.up_proj = linear(hidden_size, intermediate_size)
-        self.down_proj = linear(intermediate_size, hidden_size)
+        self.gate_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = torch.nn.Linear(intermediate_size, hidden_size, bias=False)
+        for weight in self.parameters():
+            torch.nn.init.normal_(weight, std=init_std)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
