@@ -32,7 +32,7 @@ def test_sampling_parameters_of_another_type_are_refused_with_the_expected_type(
 
 @pytest.mark.parametrize("given", ["a text", {"input_ids": [[10]]}])
 def test_a_text_or_a_dict_in_place_of_prompts_is_refused(given: object) -> None:
-    with pytest.raises(ValueError, match=r"prompts is a (text|dict); give"):
+    with pytest.raises(ValueError, match=r"prompts is a (str|dict); give"):
         generated(CountingEngine(), given)
 
 
@@ -62,7 +62,7 @@ def test_the_first_stop_text_ends_an_answer_unless_it_is_in_the_prefix() -> None
     text = replace(
         engine.machine.vocabulary, text=lambda tokens: "".join(chr(97 + token) for token in tokens)
     )
-    engine._requests.vocabulary = engine.machine.vocabulary = text
+    engine.machine.vocabulary = text
     stop = SamplingParams(max_tokens=40, stop=("a", "d"))
 
     (cut,) = generated(engine, [[0]], SamplingParams(max_tokens=40, stop=("d", "c")))

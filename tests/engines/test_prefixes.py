@@ -113,9 +113,7 @@ def test_a_long_answer_is_not_decoded_completely_for_each_token() -> None:
         told.append(len(tokens))
         return "".join(f"{token} " for token in tokens)
 
-    engine.machine.vocabulary = engine._requests.vocabulary = replace(
-        engine.machine.vocabulary, context=2000, size=2000, text=text
-    )
+    engine.machine.vocabulary = replace(engine.machine.vocabulary, context=2000, size=2000, text=text)
     (made,) = asyncio.run(engine.generate([[20]], SamplingParams(max_tokens=1500, stop=("1019 1020 ",))))
 
     assert made.finish_reason == "stop" and str(made.text).endswith(" 1017 1018 ")

@@ -18,7 +18,7 @@ from phalanx.engines import Answer, Completion, SamplingParams
 from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling, vllm_weights
 from phalanx.engines.vllm.vllm_runner import VllmRunner
-from phalanx.engines.vllm.vllm_sampling import VllmSampling
+from phalanx.engines.vllm.vllm_sampling import sampling_params
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
 from phalanx.engines.vocabulary import Vocabulary
 from phalanx.errors import PhalanxError
@@ -48,15 +48,16 @@ def answer(key: int = 1, **sampling: Any) -> Answer:
 
 
 def test_impossible_stop_tokens_and_seeds_do_not_reach_vllm() -> None:
-    sampling = VllmSampling(replace(VOCABULARY, end=frozenset({9})), seeds=False)
+    vocabulary = replace(VOCABULARY, end=frozenset({9}))
     one = answer(stop=(4, -5, 1000), seed=1)
     one.seed = (1 << 64) + 3
 
-    given = sampling.for_answer(one)
+    given = sampling_params(one, vocabulary, seeds=False)
 
     assert given["stop_token_ids"] == [4, 9]
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
-    assert sampling.for_answer(answer(stop=(4,), ignore_eos=True))["stop_token_ids"] == [4]
+    endless = sampling_params(answer(stop=(4,), ignore_eos=True), vocabulary, seeds=False)
+    assert endless["stop_token_ids"] == [4]
     assert given["ignore_eos"]  # vLLM ignores its own end tokens
 
 
@@ -78,7 +79,7 @@ class FakeLLM:
         )
         self.errored = False
         self.calls: list[str] = []
-        self.started: list[str] = []
+        self.running: list[str] = []
         self.refuses = self.loses_weights = False
         self.ends: list[Any] = []
         self.weights: dict[str, float] = {}
@@ -86,12 +87,14 @@ class FakeLLM:
     async def generate(self, prompt: Any, params: Any, key: str) -> Any:
         if self.refuses:
             raise ValueError("vLLM does not take this")
-        self.started.append(key)
-        token = SimpleNamespace(token_ids=[7], logprobs=None, finish_reason=None)
-        yield SimpleNamespace(outputs=[token])
-        for end in self.ends:
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[], logprobs=None, finish_reason=end)])
-        await asyncio.Event().wait()
+        self.running.append(key)
+        try:
+            for tokens, end in (([7], None), *(([], end) for end in self.ends)):
+                output = SimpleNamespace(token_ids=tokens, logprobs=None, finish_reason=end)
+                yield SimpleNamespace(outputs=[output])
+            await asyncio.Event().wait()
+        finally:
+            self.running.remove(key)
 
     async def collective_rpc(self, method: str, args: Any = ()) -> None:
         if self.loses_weights:
@@ -128,7 +131,7 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
     monkeypatch.setattr(VllmRunner, "_start", start)
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
     monkeypatch.setattr(vllm_runner, "on_cpu", lambda: True)
-    made = VllmRunner("model", {}, None, seeds=False, next_version=lambda: 3)
+    made = VllmRunner("model", {}, None, seeds=False)
     yield made
     made.close()
 
@@ -136,7 +139,7 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
 def load(runner: VllmRunner) -> None:
     """Load weights as a sync does."""
     memory, tensors = allocate_tensors({"w": torch.ones(2)})
-    runner.load(tensors.items())
+    runner.load(tensors.items(), 3)
     memory.close()
 
 
@@ -193,15 +196,19 @@ def test_only_the_requested_parts_of_an_engine_sleep(
     assert [call for call in llm.calls if call != "reset_prefix_cache"] == calls
 
 
-def test_an_answer_that_is_removed_at_once_is_not_started(runner: VllmRunner, llm: FakeLLM) -> None:
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_removed_answer_is_ended_in_vllm(runner: VllmRunner, llm: FakeLLM, is_running: bool) -> None:
     one, is_removed = answer(), threading.Event()
-    runner._loop.call_soon_threadsafe(is_removed.wait)
+    if not is_running:
+        runner._loop.call_soon_threadsafe(is_removed.wait)
     runner.add([one])
+    assert not is_running or tokens_of_step(runner) == [(1, 7, 0)]
     runner.remove([one])
     is_removed.set()
+    runner.wait(asyncio.sleep(0.01))
 
-    assert tokens_of_step(runner) == []
-    assert llm.started == []
+    assert llm.running == []
+    assert runner.room() == 8
 
 
 class Serving(px.engines.RolloutEngine):
@@ -287,7 +294,7 @@ def test_a_failed_start_ends_the_thread_of_the_runner(monkeypatch: pytest.Monkey
     monkeypatch.setattr(VllmRunner, "_start", start)
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
     with pytest.raises(ValueError, match="no such model"):
-        VllmRunner("model", {}, None, seeds=False, next_version=lambda: 0)
+        VllmRunner("model", {}, None, seeds=False)
     assert "phalanx-vllm" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -329,12 +336,12 @@ def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_
     worker = FakeWorker(reload, "a", "b")
     for name, value in values.items():
         tensors[name].copy_(value)
-    worker.phalanx_load(location_of(tensors))
+    worker.phalanx_load(*location_of(tensors))
 
     assert reload == ["initialize_layerwise_reload", "load_weights", "finalize_layerwise_reload"]
     assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        FakeWorker(reload, "a", "missing").phalanx_load(location_of(tensors))
+        FakeWorker(reload, "a", "missing").phalanx_load(*location_of(tensors))
     memory.close()
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from phalanx.engines.engine import RolloutEngine as RolloutEngine
     from phalanx.engines.engine import endpoints as endpoints
     from phalanx.engines.engine_requests import Answer as Answer
+    from phalanx.engines.engine_requests import ModelRunner as ModelRunner
     from phalanx.engines.engine_requests import SampledToken as SampledToken
     from phalanx.engines.engine_types import Capabilities as Capabilities
     from phalanx.engines.engine_types import Completion as Completion
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from phalanx.engines.engine_types import EngineStatistics as EngineStatistics
     from phalanx.engines.engine_types import SamplingParams as SamplingParams
     from phalanx.engines.engine_types import Tokens as Tokens
-    from phalanx.engines.model_runner import ModelRunner as ModelRunner
     from phalanx.engines.vocabulary import Vocabulary as Vocabulary
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

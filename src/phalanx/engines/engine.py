@@ -17,7 +17,7 @@ from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import Worker
-from phalanx.engines.engine_requests import Answer, RequestFactory, Row, SampledToken
+from phalanx.engines.engine_requests import Answer, ModelRunner, RequestFactory, Row, SampledToken
 from phalanx.engines.engine_types import (
     Capabilities,
     Completion,
@@ -29,7 +29,6 @@ from phalanx.engines.engine_types import (
     SamplingParams,
     Tokens,
 )
-from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.vocabulary import Encode
 from phalanx.errors import DeclarationError, WeightsTorn
 from phalanx.tracing.spans import process
@@ -64,13 +63,12 @@ class TokenRate:
         now = self._clock()
         self._steps.append((now, now - self._last, tokens))
         self._last = now
-        while self._steps[0][0] < now - _RATE_S:
-            self._steps.popleft()
 
     def per_second(self) -> float:
         """Return the rate; 0 after ten seconds without a step."""
-        if not self._steps or self._steps[-1][0] < self._clock() - _RATE_S:
-            return 0.0
+        begin = self._clock() - _RATE_S
+        while self._steps and self._steps[0][0] < begin:
+            self._steps.popleft()
         seconds = sum(step[1] for step in self._steps)
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
@@ -357,9 +355,7 @@ class RolloutEngine(Worker):
         """
         self._runner = runner
         self._seeds = random.Random(None if seed is None else f"{seed}/{self.rank}")
-        self._requests = RequestFactory(
-            runner.vocabulary, encode, runner.refuses, lambda: self._seeds.getrandbits(62)
-        )
+        self._requests = RequestFactory(runner, encode, lambda: self._seeds.getrandbits(62))
         self._loop = EngineLoop(runner, self._context, weights, clock)
         self._has_warned = False
         if "engine" not in self._context.registered:
@@ -418,7 +414,7 @@ class RolloutEngine(Worker):
         async with self._begin(prompts, sampling, prefix, ids) as events:
             async for row in events:
                 if isinstance(row, Row):
-                    yield row.index, self._completion(row)
+                    yield row.index, row.completion(self.version, self._runner.vocabulary)
 
     @register(_BY_ENGINE)
     async def generate_tokens(
@@ -512,9 +508,6 @@ class RolloutEngine(Worker):
             )
         rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
         return contextlib.aclosing(self._loop.run(rows, streams=streams))
-
-    def _completion(self, row: Row) -> Completion:
-        return row.completion(self.version, self._requests.vocabulary)
 
 
 def _check_tags(method: str, tags: Sequence[str]) -> None:

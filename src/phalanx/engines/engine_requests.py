@@ -1,4 +1,4 @@
-"""Requests of any engine: input checks, rows, and their answers while tokens arrive.
+"""Requests of any engine: input checks, rows, their answers while tokens arrive, and the interface of model runners.
 
 A row has ``n`` answers. An answer gets tokens step by step, with the version of the weights that sampled them, until
 it ends.
@@ -6,17 +6,19 @@ it ends.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
 import operator
 import reprlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from phalanx.engines.engine_types import (
     UNKNOWN_VERSION,
+    Capabilities,
     Completion,
     FinishReason,
     Prefix,
@@ -49,8 +51,8 @@ class Answer:
     """An answer in progress.
 
     ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
-    of the prefix; ``versions`` has the version of the weights for each token. ``given`` is the completion, if the
-    answer needs no tokens or ended without a token.
+    of the prefix; ``versions`` has the version of the weights for each token. ``error`` is the reason why the answer
+    cannot be served, ``given`` the completion of an answer that needs no tokens.
     """
 
     row: Row
@@ -63,6 +65,7 @@ class Answer:
     versions: list[int] = field(default_factory=list[int])
     finish_reason: FinishReason | None = None
     text: str | None = None
+    error: str | None = None
     given: Completion | None = None
 
     @property
@@ -80,16 +83,10 @@ class Answer:
         """Prompt and tokens: the context of the next token."""
         return [*self.row.prompt, *self.tokens]
 
-    @property
-    def error(self) -> str | None:
-        """Reason why the answer cannot be served, or None."""
-        return None if self.given is None else self.given.error
-
     def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
         """Append a token that was sampled by weights of ``version``, or end without another token."""
         if sampled.token is None:
-            self.finish_reason = sampled.finish or "abort"
-            self.given = replace(self.completion(version, vocabulary), error=sampled.error)
+            self.finish_reason, self.error = sampled.finish or "abort", sampled.error
             return
         self.tokens.append(sampled.token)
         self.versions.append(version)
@@ -143,6 +140,7 @@ class Answer:
             versions=tuple((number, len(list(run))) for number, run in runs) or ((version, 0),),
             id=self.row.id,
             text=text,
+            error=self.error,
             top=tuple(self.top),
         )
 
@@ -173,25 +171,92 @@ class Row:
         return replace(first, more=tuple(more)) if more else first
 
 
+class ModelRunner(abc.ABC):
+    """Base class of model runners. :class:`RolloutEngine` calls the methods from a single thread, in sequence.
+
+    Weights change only between two calls, or while a step is awaited. The engine ends answers by ``vocabulary`` and
+    their sampling parameters. A runner reports other ends by ``SampledToken.finish``.
+    """
+
+    #: Features of the engine.
+    capabilities: Capabilities
+    #: Limits and decoding of tokens.
+    vocabulary: Vocabulary
+
+    @abc.abstractmethod
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Add ``answers``: the next steps sample their tokens, after ``answer.so_far``.
+
+        Token i of an answer is sampled with random number i of ``answer.seed`` and ``answer.sample``; i counts
+        the tokens of a prefix, too.
+        """
+
+    @abc.abstractmethod
+    def step(self) -> Iterable[SampledToken] | Awaitable[Iterable[SampledToken]]:
+        """Sample tokens for some or all of the added answers, and return them."""
+
+    @abc.abstractmethod
+    def remove(self, answers: Sequence[Answer]) -> None:
+        """Remove ``answers``, which ended or were aborted. Some may be unknown."""
+
+    @abc.abstractmethod
+    def weights_changed(self) -> None:
+        """Drop cached results of the old weights: the weights have changed since the last step."""
+
+    def refuses(self, sampling: SamplingParams) -> str | None:
+        """Return the reason why rows with these parameters cannot be served, or None."""
+        top, most = sampling.log_probs or 0, self.capabilities.top
+        if top > most:
+            return f"SamplingParams(log_probs={top}): this engine returns at most the {most} likeliest tokens"
+        return None
+
+    def room(self) -> int | None:
+        """Return the number of answers that can be added now, or None without a limit."""
+        return None
+
+    def cache_use(self) -> float:
+        """Return the used fraction of the memory for keys and values, 0 to 1."""
+        return 0.0
+
+    def reset_cache(self) -> None:
+        """Drop the cache of prompts."""
+        return
+
+    def hold(self) -> None:
+        """Stop until :meth:`release`, if the runner samples tokens between steps, too. A pending step ends.
+
+        ``hold`` and ``release`` are idempotent.
+        """
+        return
+
+    def release(self) -> None:
+        """Continue after :meth:`hold`."""
+        return
+
+    def sleep(self, tags: Sequence[str]) -> None:
+        """Release the memory of ``tags``; called only if ``capabilities.sleep``."""
+        return
+
+    def wake(self, tags: Sequence[str]) -> None:
+        """Allocate the memory of ``tags`` again."""
+        return
+
+    def close(self) -> None:
+        """Release all resources."""
+        return
+
+
 class RequestFactory:
     """Factory of rows from the arguments of calls, which are checked.
 
     Args:
-        vocabulary: vocabulary of the engine.
+        runner: model runner of the engine.
         encode: function that encodes a text; None without a tokenizer.
-        refuses: function that returns the reason why sampling parameters cannot be served, or None.
         next_seed: function that returns a seed for an answer whose sampling has none.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        encode: Encode | None,
-        refuses: Callable[[SamplingParams], str | None],
-        next_seed: Callable[[], int],
-    ) -> None:
-        self.vocabulary = vocabulary
-        self._encode, self._refuses, self._next_seed = encode, refuses, next_seed
+    def __init__(self, runner: ModelRunner, encode: Encode | None, next_seed: Callable[[], int]) -> None:
+        self._runner, self._encode, self._next_seed = runner, encode, next_seed
         self._keys, self._ids = itertools.count(1), itertools.count(1)
         self._name = f"request-{secrets.token_hex(4)}"  # unique among the ranks
 
@@ -208,12 +273,9 @@ class RequestFactory:
         Raises:
             ValueError: if an argument is of the wrong type or length.
         """
-        if isinstance(prompts, str):
-            raise ValueError("prompts is a text; give a list of prompts")
-        if isinstance(prompts, Mapping):
-            raise ValueError(
-                f"prompts is a {type(prompts).__name__}; give its tokens, such as prompts['input_ids']"
-            )
+        if isinstance(prompts, str | Mapping):
+            kind = type(prompts).__name__
+            raise ValueError(f"prompts is a {kind}; give a list of prompts, such as prompts['input_ids']")
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         count = len(tokens)
         samplings = list(sampling) if isinstance(sampling, Iterable) else [sampling] * count
@@ -242,13 +304,13 @@ class RequestFactory:
             seed = self._next_seed() if sampling.seed is None else sampling.seed
             answer = Answer(row, next(self._keys), sample, seed)
             _continue(answer, given)
-            if answer.tokens and answer.is_full(self.vocabulary):
+            if answer.tokens and answer.is_full(self._runner.vocabulary):
                 answer.finish_reason = "length"
             row.answers.append(answer)
         return row
 
     def _errors(self, row: Row, prefixes: Sequence[Completion]) -> Iterator[str]:
-        vocabulary, sampling = self.vocabulary, row.sampling
+        vocabulary, sampling = self._runner.vocabulary, row.sampling
         longest = vocabulary.context - 1  # room for a token
         if not row.prompt:
             yield "its prompt is empty; give at least one token"
@@ -270,7 +332,7 @@ class RequestFactory:
             yield f"prefix has {len(prefixes)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
         if any(len(given.tokens) > sampling.max_tokens for given in prefixes if not given.finished):
             yield f"its prefix is longer than max_tokens={sampling.max_tokens}, which includes the prefix"
-        refusal = self._refuses(sampling)
+        refusal = self._runner.refuses(sampling)
         if refusal is not None:
             yield refusal
 
@@ -307,7 +369,7 @@ def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
 def _continue(answer: Answer, given: Completion) -> None:
     """Start an answer with its prefix. Log-probabilities that the prefix lacks are nan."""
     if given.finished:
-        answer.given, answer.finish_reason = given, given.finish_reason
+        answer.given, answer.finish_reason, answer.error = given, given.finish_reason, given.error
         return
     count = len(given.tokens)
     answer.tokens = list(given.tokens)

@@ -8,7 +8,7 @@ pseudorandom number generators"), whose state after i numbers is seed + i * GOLD
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from phalanx.engines.engine_requests import Answer, SampledToken
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+_Words: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[SampledToken], Tensor]:
@@ -36,7 +38,11 @@ def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[Sampl
     tokens = log_probs.argmax(dim=-1)
     random = [row for row, answer in enumerate(answers) if answer.sampling.temperature > 0]
     if random:
-        tokens[random] = _sample_randomly([answers[row] for row in random], log_probs[random])
+        chosen = [answers[row] for row in random]
+        temperatures = [[answer.sampling.temperature] for answer in chosen]
+        scaled = log_probs[random].double() / log_probs.new_tensor(temperatures, dtype=torch.float64)
+        columns = [(one.sampling.top_p, one.seed, one.sample, len(one.tokens)) for one in chosen]
+        tokens[random] = sample_randomly(scaled, *zip(*columns, strict=True))
     wanted = [answer.sampling.log_probs for answer in answers]
     of_token = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
     count = min(max(k or 0 for k in wanted), log_probs.shape[1])
@@ -55,27 +61,28 @@ def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[Sampl
     return sampled, tokens
 
 
-def _sample_randomly(answers: Sequence[Answer], log_probs: Tensor) -> Tensor:
-    """Sample by the inverse of the cumulative distribution in double precision, with a random number per token."""
-    samplings = [answer.sampling for answer in answers]
-    options: dict[str, Any] = {"dtype": torch.float64, "device": log_probs.device}
-    temperatures = torch.tensor([sampling.temperature for sampling in samplings], **options)
-    weights = (log_probs.double() / temperatures[:, None]).softmax(dim=-1)
-    if any(sampling.top_p < 1 for sampling in samplings):
-        weights = keep_top_p(weights, torch.tensor([sampling.top_p for sampling in samplings], **options))
-    streams = [random_stream(answer.seed, answer.sample) for answer in answers]
-    return sample_by_numbers(weights, streams, [len(answer.tokens) for answer in answers])
+def sample_randomly(
+    logits: Tensor,
+    top_p: Sequence[float],
+    seeds: Sequence[int],
+    samples: Sequence[int],
+    positions: Sequence[int],
+) -> Tensor:
+    """Sample a token, (rows,), from each row of ``logits``, (rows, vocabulary), by the number of its position.
 
-
-def sample_by_numbers(weights: Tensor, streams: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Sample a token, (rows,), from each row of ``weights``, (rows, vocabulary), by the number of its position."""
+    The inverse of the cumulative distribution is computed in double precision, with a random number per token.
+    """
+    weights = logits.double().softmax(dim=-1)
+    if min(top_p) < 1:
+        weights = _keep_top_p(weights, torch.tensor(top_p, dtype=weights.dtype, device=weights.device))
     cumulative = weights.cumsum(dim=-1)
-    points = torch.from_numpy(uniform_numbers(streams, positions)).to(weights.device) * cumulative[:, -1]
+    numbers = torch.from_numpy(uniform_numbers(random_streams(seeds, samples), positions))
+    points = numbers.to(weights.device) * cumulative[:, -1]
     tokens = torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
     return tokens.clamp_(max=weights.shape[1] - 1)
 
 
-def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
     """Return the weights, set to 0 except for the likeliest tokens that together have the probability ``top_p``."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
@@ -83,22 +90,19 @@ def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(weights).scatter_(1, order, kept)
 
 
-def random_stream(seed: int, sample: int) -> int:
-    """Return the random stream of answer ``sample`` of a row with ``seed``: a state below 2**64."""
-    return _mix((_mix(seed & _MASK) + sample * _GOLDEN) & _MASK)
+def random_streams(seeds: Sequence[int], samples: Sequence[int]) -> _Words:
+    """Return the random stream of answer ``samples[i]`` of a row with ``seeds[i]``, for each i."""
+    states = _mix(np.asarray([seed & _MASK for seed in seeds], np.uint64))
+    return _mix(states + np.asarray(samples, np.uint64) * np.uint64(_GOLDEN))
 
 
-def uniform_numbers(streams: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+def uniform_numbers(streams: _Words, positions: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return random number ``positions[i]`` of ``streams[i]``, for each i; numbers are from 0 to below 1."""
     steps = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    state = np.asarray(streams, np.uint64) + steps
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
-    state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_mix(streams + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(state: int) -> int:
-    state = ((state ^ (state >> 30)) * _FIRST) & _MASK
-    state = ((state ^ (state >> 27)) * _SECOND) & _MASK
-    return state ^ (state >> 31)
+def _mix(states: _Words) -> _Words:
+    states = (states ^ (states >> np.uint64(30))) * np.uint64(_FIRST)
+    states = (states ^ (states >> np.uint64(27))) * np.uint64(_SECOND)
+    return states ^ (states >> np.uint64(31))

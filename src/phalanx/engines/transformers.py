@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.engine_requests import Answer, SampledToken
+from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
 from phalanx.engines.engine_types import Capabilities
-from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.token_sampling import sample_tokens
 from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tokens, load_tokenizer
 
@@ -179,9 +179,9 @@ class PaddedRunner(ModelRunner):
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return tokens, padded on the left, and their mask: (rows, places) each."""
-        places = max(len(row) for row in rows)
-        ids = torch.tensor([[0] * (places - len(row)) + list(row) for row in rows])
-        mask = torch.arange(places) >= torch.tensor([[places - len(row)] for row in rows])
+        options: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
+        ids = pad_sequence([torch.tensor(row) for row in rows], **options)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], **options)
         return ids.to(self._device), mask.to(self._device)
 
     def cache_use(self) -> float:

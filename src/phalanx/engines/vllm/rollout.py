@@ -81,13 +81,7 @@ class VllmRollout(RolloutEngine):
                 # First, so that wrong options are reported before the half minute in which the engine starts.
                 self._server = EndpointServer(str(model), host, port, key, server_options or {})
                 undo.callback(self._server.close)
-            self._vllm = VllmRunner(
-                str(model),
-                options,
-                decode,
-                seeds=seed is not None,
-                next_version=lambda: WeightsDeclared.of(context).coming.get((self.role, weights or ""), 0),
-            )
+            self._vllm = VllmRunner(str(model), options, decode, seeds=seed is not None)
             undo.callback(self._vllm.close)
             self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
             if self._server is not None:
@@ -95,7 +89,10 @@ class VllmRollout(RolloutEngine):
             if weights is not None:
                 trusts = bool(options.get("trust_remote_code", False))
                 expected = expected_weights(str(model), self._vllm.dtype, trust_remote_code=trusts)
-                self.accept_weights(weights, expected, load=self._vllm.load)
+                coming = WeightsDeclared.of(context).coming
+                self.accept_weights(
+                    weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[self.role, weights])
+                )
             undo.pop_all()
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)

@@ -10,18 +10,19 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 from phalanx.engines.engine import TAGS
-from phalanx.engines.engine_requests import Answer, SampledToken
+from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
 from phalanx.engines.engine_types import Capabilities
-from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.vllm.vllm_imports import find, on_cpu
-from phalanx.engines.vllm.vllm_sampling import PROCESSOR, VllmSampling, sampled_tokens, token_prompt
-from phalanx.engines.vllm.vllm_weights import EXTENSION, location_of
+from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
+from phalanx.engines.vllm.vllm_weights import EXTENSION, Location, location_of
 from phalanx.engines.vocabulary import Decode, Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
@@ -39,25 +40,15 @@ class VllmRunner(ModelRunner):
         model: folder of the model.
         options: the user's options of vLLM's ``AsyncEngineArgs``.
         text: function that decodes tokens, or None.
-        seeds: see :class:`VllmSampling`.
-        next_version: function that returns the number of the version that is being loaded.
+        seeds: see :func:`sampling_params`.
 
     Raises:
         DeclarationError: if an option is unknown to vLLM, or set by the runner itself.
     """
 
-    def __init__(
-        self,
-        model: str,
-        options: dict[str, Any],
-        text: Decode | None,
-        *,
-        seeds: bool,
-        next_version: Callable[[], int],
-    ) -> None:
-        self._next_version = next_version
-        self._answers: set[int] = set()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+    def __init__(self, model: str, options: dict[str, Any], text: Decode | None, *, seeds: bool) -> None:
+        self._seeds = seeds
+        self._running: dict[int, Future[None]] = {}
         self._lock = threading.Lock()
         self._sampled: list[SampledToken] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -92,7 +83,6 @@ class VllmRunner(ModelRunner):
             top=config.get_vocab_size() if config.max_logprobs < 0 else config.max_logprobs,
             text=text is not None,
         )
-        self._sampling = VllmSampling(self.vocabulary, seeds=seeds)
 
     async def _start(self, arguments: Any) -> None:
         runner = self
@@ -117,21 +107,18 @@ class VllmRunner(ModelRunner):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     def room(self) -> int | None:
-        return max(0, 2 * self._slots - len(self._answers))  # so that vLLM never waits for answers
+        return max(0, 2 * self._slots - len(self._running))  # so that vLLM never waits for answers
 
     def add(self, answers: Sequence[Answer]) -> None:
-        self._answers.update(answer.key for answer in answers)
-        self._loop.call_soon_threadsafe(self._begin, answers)
-
-    def _begin(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            self._tasks[answer.key] = self._loop.create_task(self._follow(answer))
+            self._running[answer.key] = asyncio.run_coroutine_threadsafe(self._follow(answer), self._loop)
 
     async def _follow(self, answer: Answer) -> None:
         """Generate the tokens of an answer. Clients of vLLM's server cannot guess the names of its requests."""
         name = f"{secrets.token_hex(8)}-{answer.key}"
         try:
-            prompt, params = token_prompt(answer.so_far), self._sampling.for_answer(answer)
+            prompt = {"type": "token", "prompt_token_ids": answer.so_far, "arrival_time": time.time()}
+            params = sampling_params(answer, self.vocabulary, seeds=self._seeds)
             async for output in self.llm.generate(prompt, params, name):
                 self._complete_step(sampled_tokens(answer, output.outputs[0], self._version))
         except Exception as error:
@@ -141,8 +128,6 @@ class VllmRunner(ModelRunner):
                 self._complete_step(())  # the next step raises the error
             else:
                 self._complete_step([SampledToken(answer, None, finish="error", error=why)])
-        finally:
-            self._tasks.pop(answer.key, None)
 
     def _complete_step(self, sampled: Iterable[SampledToken]) -> None:
         """Complete the pending step with the sampled tokens."""
@@ -155,7 +140,7 @@ class VllmRunner(ModelRunner):
     async def step(self) -> Iterable[SampledToken]:
         self._check()
         with self._lock:
-            is_pending = self._answers and not (self._sampled or self._is_held or self._broken)
+            is_pending = self._running and not (self._sampled or self._is_held or self._broken)
             waiter = self._waiter = asyncio.get_running_loop().create_future() if is_pending else None
         if waiter is not None:
             await waiter
@@ -164,18 +149,11 @@ class VllmRunner(ModelRunner):
         return sampled
 
     def remove(self, answers: Sequence[Answer]) -> None:
-        keys = [answer.key for answer in answers if answer.key in self._answers]
-        self._answers.difference_update(keys)
-        if keys and self._broken is None:
-            self._loop.call_soon_threadsafe(self._cancel, keys)
-        if not self._answers:
+        for answer in answers:
+            if answer.key in self._running:
+                self._running.pop(answer.key).cancel()
+        if not self._running:
             self._complete_step(())
-
-    def _cancel(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            task = self._tasks.pop(key, None)
-            if task is not None:
-                task.cancel()
 
     def weights_changed(self) -> None:
         """Do nothing: :meth:`load` drops vLLM's results of the old weights."""
@@ -191,27 +169,27 @@ class VllmRunner(ModelRunner):
             self.wait(self.llm.resume_generation())
         self._is_held = False
 
-    def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a version of the weights from all pairs of name and tensor; running answers continue with it.
+    def load(self, pairs: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Load the weights of a version from all pairs of name and tensor; running answers continue with them.
 
         Raises:
             WeightsError: if vLLM fails to load them; the engine cannot be used any more.
         """
         self._check()
-        location, number = location_of(dict(pairs)), self._next_version()
+        location = location_of(dict(pairs))
         try:
-            self.wait(self._load(location, number))
+            self.wait(self._load(location, version))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
             self._complete_step(())  # so that running answers raise WeightsTorn
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
-    async def _load(self, location: str, number: int) -> None:
+    async def _load(self, location: Location, version: int) -> None:
         await self.llm.pause_generation(mode="keep", clear_cache=False)
-        await self.llm.collective_rpc("phalanx_load", args=(location,))
+        await self.llm.collective_rpc("phalanx_load", args=location)
         await self._reset_cache()
-        await self.llm.update_weight_version(str(number))
-        self._version = number
+        await self.llm.update_weight_version(str(version))
+        self._version = version
         if not self._is_held:
             await self.llm.resume_generation()
 
@@ -235,12 +213,11 @@ class VllmRunner(ModelRunner):
 
     async def _set_asleep(self, wanted: frozenset[str]) -> None:
         """Let exactly the ``wanted`` parts sleep. vLLM puts all to sleep together, and wakes only sleeping parts."""
-        asleep = self._asleep
-        if not wanted <= asleep:
-            await self._wake(asleep)
+        if not wanted <= self._asleep:
+            await self._wake(self._asleep)
             await self.llm.sleep(level=1, mode="keep")
-            asleep = frozenset(TAGS)
-        await self._wake(asleep - wanted)
+            self._asleep = frozenset(TAGS)
+        await self._wake(self._asleep - wanted)
         self._asleep = wanted
 
     async def _wake(self, tags: frozenset[str]) -> None:

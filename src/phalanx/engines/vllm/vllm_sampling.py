@@ -9,14 +9,13 @@ module in its workers, as ``SeededProcessor``.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from phalanx.engines.engine_requests import Answer, SampledToken
-from phalanx.engines.token_sampling import keep_top_p, random_stream, sample_by_numbers
+from phalanx.engines.token_sampling import sample_randomly
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.engines.vocabulary import Vocabulary
 
@@ -27,43 +26,29 @@ _EXTRA = "phalanx_seed"
 _MASK = (1 << 64) - 1
 
 
-def token_prompt(tokens: Sequence[int]) -> dict[str, Any]:
-    """Return tokens as a prompt of vLLM."""
-    return {"type": "token", "prompt_token_ids": list(tokens), "arrival_time": time.time()}
-
-
-class VllmSampling:
-    """Factory of vLLM's sampling parameters.
+def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> Any:
+    """Return vLLM's parameters for the remaining tokens of an answer. vLLM raises an error if it rejects them.
 
     Args:
-        vocabulary: vocabulary of the engine.
         seeds: whether all rows are sampled by seeds; else rows without a seed share vLLM's generator, which is faster.
     """
-
-    def __init__(self, vocabulary: Vocabulary, *, seeds: bool) -> None:
-        self._vocabulary, self._seeds = vocabulary, seeds
-        self._params = find("vllm.sampling_params.SamplingParams")
-        self._delta = find("vllm.sampling_params.RequestOutputKind").DELTA
-
-    def for_answer(self, answer: Answer) -> Any:
-        """Return the parameters for the remaining tokens of an answer. vLLM raises an error if it rejects them."""
-        sampling, count = answer.sampling, len(answer.tokens)
-        is_seeded = (self._seeds or sampling.seed is not None) and sampling.temperature > 0
-        seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
-        limit = math.inf if self._vocabulary.size is None else self._vocabulary.size
-        ends = {stop for stop in sampling.stop if isinstance(stop, int)}
-        ends |= frozenset[int]() if sampling.ignore_eos else self._vocabulary.end
-        return self._params(
-            max_tokens=sampling.max_tokens - count,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            logprobs=sampling.log_probs,
-            stop_token_ids=sorted(end for end in ends if 0 <= end < limit) or None,  # vLLM refuses others
-            ignore_eos=True,  # end tokens are among the stops
-            extra_args=None if seed is None else {_EXTRA: seed},
-            detokenize=False,
-            output_kind=self._delta,
-        )
+    sampling, count = answer.sampling, len(answer.tokens)
+    is_seeded = (seeds or sampling.seed is not None) and sampling.temperature > 0
+    seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
+    limit = math.inf if vocabulary.size is None else vocabulary.size
+    ends = {stop for stop in sampling.stop if isinstance(stop, int)}
+    ends |= frozenset[int]() if sampling.ignore_eos else vocabulary.end
+    return find("vllm.sampling_params.SamplingParams")(
+        max_tokens=sampling.max_tokens - count,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        logprobs=sampling.log_probs,
+        stop_token_ids=sorted(end for end in ends if 0 <= end < limit) or None,  # vLLM refuses others
+        ignore_eos=True,  # end tokens are among the stops
+        extra_args=None if seed is None else {_EXTRA: seed},
+        detokenize=False,
+        output_kind=find("vllm.sampling_params.RequestOutputKind").DELTA,
+    )
 
 
 def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
@@ -105,19 +90,12 @@ def _processor() -> Any:
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
             if self.rows:
                 rows = list(self.rows)
-                tokens = self._sample(logits[rows])
+                seeds, samples, earlier, top_p, tokens = zip(*self.rows.values(), strict=True)
+                positions = [count + len(new) for count, new in zip(earlier, tokens, strict=True)]
+                sampled = sample_randomly(logits[rows], top_p, seeds, samples, positions)
                 logits[rows] = float("-inf")
-                logits[rows, tokens] = 0.0
+                logits[rows, sampled] = 0.0
             return logits
-
-        def _sample(self, logits: torch.Tensor) -> torch.Tensor:
-            weights = logits.double().softmax(dim=-1)
-            seeds, samples, earlier, top_p, tokens = zip(*self.rows.values(), strict=True)
-            if min(top_p) < 1:
-                weights = keep_top_p(weights, torch.tensor(top_p, dtype=weights.dtype, device=weights.device))
-            streams = list(map(random_stream, seeds, samples))
-            positions = [count + len(new) for count, new in zip(earlier, tokens, strict=True)]
-            return sample_by_numbers(weights, streams, positions)
 
     return SeededProcessor
 

@@ -8,11 +8,10 @@ vLLM's ``reload_weights`` only logs parameters that got no weights, which are an
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -23,6 +22,11 @@ from phalanx.weights.shared_memory import HostMemory
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
+
+Table: TypeAlias = "list[tuple[str, int, str, list[int]]]"
+"""Name, first byte, dtype and shape of each tensor."""
+Location: TypeAlias = "tuple[str, int, Table]"
+"""Handle of shared memory, its number of bytes, and the tensors in it."""
 
 
 def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, torch.Tensor]:
@@ -43,7 +47,7 @@ def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
 
 
-def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
+def location_of(tensors: Mapping[str, torch.Tensor]) -> Location:
     """Return the location of tensors that a sync received, for :meth:`WorkerExtension.phalanx_load`.
 
     Raises:
@@ -51,10 +55,10 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """
     memory = HostMemory.holding(next(iter(tensors.values())))
     table = [
-        (name, one.storage_offset() * one.itemsize, name_of(one.dtype), list(one.shape))
+        (name, int(one.storage_offset()) * one.itemsize, name_of(one.dtype), list(one.shape))
         for name, one in tensors.items()
     ]
-    return json.dumps([memory.handle.decode(), memory.tensor.numel(), table])
+    return memory.handle.decode(), memory.tensor.numel(), table
 
 
 class WorkerExtension:
@@ -63,13 +67,12 @@ class WorkerExtension:
     vllm_config: Any
     model_runner: Any
 
-    def phalanx_load(self, location: str) -> None:
+    def phalanx_load(self, handle: str, nbytes: int, table: Table) -> None:
         """Load all weights from a location, layer by layer, into the memory of the old weights.
 
         Raises:
             WeightsError: if a parameter of the model got no weights.
         """
-        handle, nbytes, table = json.loads(location)
         memory = HostMemory.open(handle.encode(), nbytes)
         tensors = {name: memory.view(at, dtype_named(dtype), shape) for name, at, dtype, shape in table}
         model = self.model_runner.get_model()
