@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 import phalanx as px
 from phalanx.engines import Completion, SamplingParams, Tokens
 
-__all__ = ["EngineConformance", "Reference", "Source"]
+__all__ = ["GREEDY", "EngineConformance", "Reference", "Source"]
 
 LENGTH = 12
+GREEDY = SamplingParams(max_tokens=LENGTH, temperature=0)
 _CLOSE = 1e-4
 
 
@@ -60,6 +62,18 @@ class Reference:
         found = self.model(ids).logits[0, :-1].log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0]
         return found[len(prompt) - 1 :]
 
+    def check_log_probs(self, made: Sequence[Completion]) -> None:
+        """Compare the log-probabilities of answers to the prompts."""
+        for prompt, one in zip(self.prompts, made, strict=True):
+            expected = self.log_probs(prompt, one.tokens)
+            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
+
+    def check_greedy(self, made: Sequence[Completion]) -> None:
+        """Compare ``LENGTH`` greedy tokens of each answer, and their log-probabilities."""
+        assert [one.tokens for one in made] == [self.generate(prompt, LENGTH) for prompt in self.prompts]
+        assert [(one.finish_reason, one.error) for one in made] == [("length", None)] * len(made)
+        self.check_log_probs(made)
+
 
 def _all_tokens(items: Sequence[Tokens]) -> tuple[int, ...]:
     return tuple(token for item in items for token in item.tokens)
@@ -104,27 +118,12 @@ class EngineConformance:
     def test_greedy_tokens_and_their_log_probabilities_are_those_of_the_model(
         self, rollout: Any, reference: Reference
     ) -> None:
-        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH, temperature=0))
-
-        self.check_greedy(made, reference)
-
-    def check_greedy(self, made: Sequence[Completion], reference: Reference) -> None:
-        """Compare completions with the reference."""
-        for prompt, one in zip(reference.prompts, made, strict=True):
-            assert one.tokens == reference.generate(prompt, LENGTH)
-            expected = reference.log_probs(prompt, one.tokens)
-            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
-            assert one.finish_reason == "length"
-            assert one.error is None
+        reference.check_greedy(rollout.generate(reference.prompts, GREEDY))
 
     def test_log_probabilities_of_sampled_tokens_are_those_of_the_model(
         self, rollout: Any, reference: Reference
     ) -> None:
-        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH))
-
-        for prompt, one in zip(reference.prompts, made, strict=True):
-            expected = reference.log_probs(prompt, one.tokens)
-            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
+        reference.check_log_probs(rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH)))
 
     def test_tokens_and_versions_are_those_of_the_new_weights_after_each_sync(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
@@ -133,9 +132,9 @@ class EngineConformance:
             (state,) = source.change(seed)
             reference.model.load_state_dict(state)
             version = sync()
-            made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH, temperature=0))
+            made = rollout.generate(reference.prompts, GREEDY)
 
-            self.check_greedy(made, reference)
+            reference.check_greedy(made)
             assert [one.versions for one in made] == [((version.number, LENGTH),)] * len(made)
 
     def test_tokens_of_an_answer_have_the_weight_versions_before_and_after_a_sync(
@@ -195,11 +194,11 @@ class EngineConformance:
 
     def test_a_stop_sequence_ends_an_answer_and_stays_in_it(self, rollout: Any, reference: Reference) -> None:
         prompt = reference.prompts[0]
-        (whole,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0))
+        (whole,) = rollout.generate([prompt], GREEDY)
         pair = whole.tokens[2:4]
         first = next(i for i in range(1, LENGTH) if whole.tokens[i - 1 : i + 1] == pair)
 
-        (made,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0, stop=(pair,)))
+        (made,) = rollout.generate([prompt], replace(GREEDY, stop=(pair,)))
 
         assert (made.tokens, made.finish_reason) == (whole.tokens[: first + 1], "stop")
 
@@ -220,7 +219,7 @@ class EngineConformance:
         assert made.log_probs == ()
         assert rollout.generate([], SamplingParams()) == []
 
-    def test_a_row_with_a_seed_has_the_same_tokens_alone_and_in_a_batch(
+    def test_a_row_with_a_seed_has_the_same_tokens_alone_in_a_batch_and_after_a_prefix(
         self, rollout: Any, reference: Reference
     ) -> None:
         if not rollout.capabilities().seeds:
@@ -233,20 +232,23 @@ class EngineConformance:
             for prompt, one in zip(reference.prompts, sampling, strict=True)
         ]
 
+        (last,) = rollout.generate(reference.prompts[-1:], sampling[-1:], prefix=[made[-1].tokens[:4]])
+
         assert [one.tokens for one in alone] == [one.tokens for one in made]
+        assert last.tokens == made[-1].tokens
+        assert [version for version, _ in last.versions] == [-1, made[-1].version]
 
     def test_an_aborted_answer_continues_from_its_prefix(self, rollout: Any, reference: Reference) -> None:
         prompt = reference.prompts[1]
-        sampling = SamplingParams(max_tokens=LENGTH, temperature=0)
-        (whole,) = rollout.generate([prompt], sampling)
-        with rollout.any.generate_tokens.stream([prompt], sampling, ids=["mine"], buffer=1) as items:
+        (whole,) = rollout.generate([prompt], GREEDY)
+        with rollout.any.generate_tokens.stream([prompt], GREEDY, ids=["mine"], buffer=1) as items:
             seen = [next(items)]
             rollout.abort(["mine"])
             seen += list(items)
         tokens = _all_tokens(seen)
         part = Completion(tokens, (-1.0,) * len(tokens), "abort", ((seen[-1].version, len(tokens)),))
 
-        (made,) = rollout.generate([prompt], sampling, prefix=[part])
+        (made,) = rollout.generate([prompt], GREEDY, prefix=[part])
 
         assert seen[-1].finish_reason in ("abort", "length")
         assert made.tokens == whole.tokens

@@ -17,8 +17,7 @@ class CountingMachine(ModelRunner):
         self.capabilities = Capabilities(context=CONTEXT)
         self.vocabulary = Vocabulary(context=CONTEXT, end=frozenset({9}), size=100)
         self.answers: dict[int, Answer] = {}
-        self.changes = 0
-        self.fails = False
+        self.seeds: list[int] = []
         self.held = False
         self._room = room
 
@@ -27,6 +26,7 @@ class CountingMachine(ModelRunner):
 
     def add(self, answers: Sequence[Answer]) -> None:
         self.answers.update((answer.key, answer) for answer in answers)
+        self.seeds += [answer.seed for answer in answers]
 
     def hold(self) -> None:
         self.held = True
@@ -37,8 +37,6 @@ class CountingMachine(ModelRunner):
     def step(self) -> list[SampledToken]:
         if self.held:  # like a runner that samples outside its steps
             return []
-        if self.fails:
-            raise ArithmeticError("the kernel is broken")
         return [
             SampledToken(answer, answer.so_far[-1] + 1, None if answer.sampling.log_probs is None else -0.5)
             for answer in self.answers.values()
@@ -49,7 +47,7 @@ class CountingMachine(ModelRunner):
             self.answers.pop(answer.key, None)
 
     def weights_changed(self) -> None:
-        self.changes += 1
+        pass
 
 
 class CountingEngine(px.engines.RolloutEngine):

@@ -85,18 +85,16 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        ("", "has 0 characters; expected at least 16 characters .*; leave it out"),
         ("secret-of-15-ch", "has 15 characters; expected at least 16"),
         ("a key of 16 characters and more", "expected .* visible ASCII without spaces"),
         ("a-key-of-16-characters\n", "visible ASCII"),
-        ("schlüssel-mit-16-zeichen", "visible ASCII"),
         (1234567890123456, "is a int; expected at least"),
     ],
 )
 def test_a_missing_key_is_generated_and_a_weak_key_is_refused(token: Any, message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message) as refused:
         choose_key(token)
-    assert not token or str(token) not in str(refused.value)
+    assert str(token) not in str(refused.value)
     first = choose_key(None)
     assert first != choose_key(None)
     assert (choose_key(first), choose_key(KEY)) == (first, KEY)
@@ -118,10 +116,8 @@ def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], me
     ("host", "port", "options", "message"),
     [
         ("127.0.0.1", 70000, {}, "port=70000; expected"),
-        ("127.0.0.1", "8000", {}, "port='8000'; expected"),
         ("127.0.0.1", True, {}, "port=True; expected"),
         ("127.0.0.1", 0, {"api-key": KEY}, "use the argument token= instead"),
-        ("127.0.0.1", 0, {"host": "0.0.0.0"}, "use the argument host= instead"),
         ("127.0.0.1", 0, {"ssl_keyfile": "key.pem"}, "plain HTTP over TCP"),
         ("127.0.0.1", 0, {"uds": "/tmp/socket"}, "plain HTTP over TCP"),
         ("", 0, {}, "host=''; expected an address"),  # sockets would listen at every address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +38,10 @@ def small_llama(tied: bool = False) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+def tied_llama() -> LlamaForCausalLM:
+    return small_llama(tied=True)
+
+
 class TestPadded(EngineConformance):
     @pytest.fixture(scope="class")
     def model(self) -> LlamaForCausalLM:
@@ -55,10 +58,6 @@ class TestPadded(EngineConformance):
     def source_pool(self, backend: str) -> Iterator[px.ResourcePool]:
         with px.ResourcePool([1], use_gpu=False) as pool:
             yield pool
-
-
-def tied_llama() -> LlamaForCausalLM:
-    return small_llama(tied=True)
 
 
 class Numbers:
@@ -88,9 +87,8 @@ def test_prompts_answers_and_stops_can_be_texts_if_the_engine_has_a_tokenizer() 
     (whole,) = asyncio.run(engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0)))
     words = str(whole.text).split()
 
-    (made,) = asyncio.run(
-        engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0, stop=(f" {words[2]} ",)))
-    )
+    stop = SamplingParams(max_tokens=6, temperature=0, stop=(f" {words[2]} ",))
+    (made,) = asyncio.run(engine.generate(["4 5 6"], stop))
 
     assert words == [str(token) for token in whole.tokens]
     assert made.text == " ".join(words[:2]) and made.finish_reason == "stop"
@@ -98,37 +96,23 @@ def test_prompts_answers_and_stops_can_be_texts_if_the_engine_has_a_tokenizer() 
         asyncio.run(rollout_here().generate(["4 5 6"]))
 
 
-def test_answers_that_start_later_have_the_tokens_of_their_seeds() -> None:
-    prompts, samplings = [[5, 6, 7], [8, 9], [10]], SamplingParams(max_tokens=9, seed=1).each(3)
+def test_answers_that_start_later_have_the_tokens_of_their_seeds_and_a_batch_does_not_grow() -> None:
+    prompts, samplings = [[5, 6, 7], [8, 9], [10]] * 4, SamplingParams(max_tokens=9, seed=1).each(12)
 
-    async def one_after_another() -> list[tuple[int, ...]]:
+    async def one_after_another() -> tuple[int, list[tuple[int, ...]]]:
         engine, calls = rollout_here(), list[asyncio.Task[Any]]()
         for prompt, sampling in zip(prompts, samplings, strict=True):
             calls.append(asyncio.create_task(engine.generate([prompt], [sampling])))
-            for _ in range(6):
-                await asyncio.sleep(0)
-        return [(await call)[0].tokens for call in calls]
-
-    together = asyncio.run(rollout_here().generate(prompts, samplings))
-
-    assert asyncio.run(one_after_another()) == [one.tokens for one in together]
-
-
-def test_a_batch_that_is_never_empty_does_not_grow() -> None:
-    sampling = SamplingParams(max_tokens=9, temperature=0)
-
-    async def places_and_answers() -> tuple[int, set[tuple[int, ...]]]:
-        engine, calls = rollout_here(), list[asyncio.Task[Any]]()
-        for _ in range(12):  # each answer starts before the previous answer ends
-            calls.append(asyncio.create_task(engine.generate([[5, 6, 7]], sampling)))
-            for _ in range(6):
+            for _ in range(6):  # each answer starts before the previous answer ends
                 await asyncio.sleep(0)
         places = engine._runner._batch.mask.shape[1]  # type: ignore[attr-defined]
-        return places, {(await call)[0].tokens for call in calls}
+        return places, [(await call)[0].tokens for call in calls]
 
-    places, answers = asyncio.run(places_and_answers())
+    together = asyncio.run(rollout_here().generate(prompts, samplings))
+    places, answers = asyncio.run(one_after_another())
 
-    assert places <= 3 + 9 and len(answers) == 1
+    assert answers == [one.tokens for one in together]
+    assert places <= 3 + 9
 
 
 class WithoutPositions(torch.nn.Module):
@@ -167,16 +151,6 @@ def test_answers_of_a_model_with_convolutions_do_not_depend_on_other_rows() -> N
         asyncio.run(engine.generate([one], [how]))[0] for one, how in zip(prompts, sampling, strict=True)
     ]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
-
-
-def test_an_interrupted_answer_continues_with_the_random_numbers_of_its_seed() -> None:
-    sampling = SamplingParams(max_tokens=9, seed=1)
-    (whole,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
-
-    (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling, prefix=[whole.tokens[:4]]))
-
-    assert made.tokens == whole.tokens
-    assert made.versions == ((-1, 4), (0, 5)) and math.isnan(made.log_probs[3])
 
 
 @pytest.mark.parametrize("top_p", [0.05, 1.0])

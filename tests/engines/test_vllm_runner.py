@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -298,50 +298,31 @@ def test_a_failed_start_ends_the_thread_of_the_runner(monkeypatch: pytest.Monkey
     assert "phalanx-vllm" not in [thread.name for thread in threading.enumerate()]
 
 
-class FakeWorker(WorkerExtension):
-    """Stand-in for vLLM's worker, whose model keeps the loaded tensors."""
-
-    def __init__(self, calls: list[str], *names: str) -> None:
-        self.calls = calls
-        self.loaded: dict[str, torch.Tensor] = {}
-        self.vllm_config = None
-        named = [(name, torch.zeros(1)) for name in names]
-        model = SimpleNamespace(named_parameters=lambda: named, load_weights=self.load)
-        self.model_runner = SimpleNamespace(get_model=lambda: model, model_config=None)
-
-    def load(self, pairs: Any) -> set[str]:
-        self.calls.append("load_weights")
-        self.loaded = {name: tensor.clone() for name, tensor in pairs}
-        return set(self.loaded)
-
-
-@pytest.fixture
-def reload(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of a reload."""
-    calls: list[str] = []
-
-    def find(path: str) -> Any:
-        name = path.rpartition(".")[2]
-        return contextlib.nullcontext if name == "set_current_vllm_config" else lambda *_: calls.append(name)
-
-    monkeypatch.setattr(vllm_weights, "find", find)
-    return calls
-
-
 def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_a_tensor(
-    reload: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
+    loaded: dict[str, torch.Tensor] = {}
+
+    def load_weights(pairs: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded.update((name, tensor.clone()) for name, tensor in pairs)
+        return {*loaded}
+
+    parameters = [("a", None), ("b", None)]
+    model = SimpleNamespace(named_parameters=lambda: parameters, load_weights=load_weights)
+    worker = WorkerExtension()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model, model_config=None)
+    worker.vllm_config = None
+    monkeypatch.setattr(vllm_weights, "find", lambda _: lambda *_: contextlib.nullcontext())
     memory, tensors = allocate_tensors(values)
-    worker = FakeWorker(reload, "a", "b")
     for name, value in values.items():
         tensors[name].copy_(value)
     worker.phalanx_load(*location_of(tensors))
 
-    assert reload == ["initialize_layerwise_reload", "load_weights", "finalize_layerwise_reload"]
-    assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
+    assert all(torch.equal(loaded[name], value) for name, value in values.items())
+    parameters.append(("missing", None))
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        FakeWorker(reload, "a", "missing").phalanx_load(*location_of(tensors))
+        worker.phalanx_load(*location_of(tensors))
     memory.close()
 
 

@@ -39,25 +39,17 @@ class Pair(px.Worker):
         return self.got
 
 
-@pytest.fixture
-def pool() -> Any:
-    with px.ResourcePool([2], use_gpu=False, backend="inline", max_colocate_count=4) as made:
-        yield made
+def test_a_rank_of_an_engine_loads_weights_into_memory_that_it_allocates() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline", max_colocate_count=3) as pool:
+        source = px.WorkerGroup(pool[0:1], Source.bind(torch.nn.Linear(4, 3)))
+        target, wrong = (px.WorkerGroup(pool, Pair.bind(wrong=wrong)) for wrong in (False, True))
+        (sent,) = source.change(0)
+        px.WeightSync(source, target, "policy")()
 
-
-def test_a_rank_of_an_engine_loads_weights_into_memory_that_it_allocates(pool: px.ResourcePool) -> None:
-    source = px.WorkerGroup(pool[0:1], Source.bind(torch.nn.Linear(4, 3)))
-    target = px.WorkerGroup(pool, Pair)
-    (sent,) = source.change(0)
-    px.WeightSync(source, target, "policy")()
-
-    first, second = target.had()
-    assert second == {}
-    assert all(torch.equal(first[name], sent[name]) for name in sent)
-    assert [str(one) for one in px.weights.status(target, "policy").values()] == ["complete(1)"] * 2
-
-    wrong = px.WorkerGroup(pool, Pair.bind(wrong=True))
-    with pytest.raises(
-        px.DeclarationError, match=r"memory=\) returned no tensors of the right shape and type for bias"
-    ):
-        px.WeightSync(source, wrong, "policy")()
+        first, second = target.had()
+        assert second == {}
+        assert all(torch.equal(first[name], sent[name]) for name in sent)
+        assert [str(one) for one in px.weights.status(target, "policy").values()] == ["complete(1)"] * 2
+        message = r"memory=\) returned no tensors of the right shape and type for bias"
+        with pytest.raises(px.DeclarationError, match=message):
+            px.WeightSync(source, wrong, "policy")()

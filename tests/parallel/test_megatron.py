@@ -39,10 +39,6 @@ class MLPWorker(MegatronWorker):
         return {name: parameter.grad for name, parameter in self.layer.named_parameters()}
 
     @px.register(px.Dispatch.MEGATRON_COMPUTE)
-    def run_layer(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.to(self.device))
-
-    @px.register(px.Dispatch.MEGATRON_COMPUTE)
     def run_backward(self, x: torch.Tensor, y_grad: torch.Tensor) -> Any:
         """Sum gradients over dp. Return y and, without pipeline stages, the gradient of x."""
         x = x.to(self.device).requires_grad_()
@@ -67,10 +63,6 @@ class MLPWorker(MegatronWorker):
             return schedule.step(x.detach())
         return schedule.step(target=y_grad)
 
-    @px.register(px.Dispatch.mesh())
-    def places(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(x, self.rank)
-
 
 @pytest.fixture(scope="module")
 def group(ray_cluster: None) -> Iterator[MegatronWorkerGroup]:
@@ -78,16 +70,6 @@ def group(ray_cluster: None) -> Iterator[MegatronWorkerGroup]:
         yield made
 
 
-@pytest.fixture
-def layout(group: MegatronWorkerGroup, request: pytest.FixtureRequest) -> MegatronWorkerGroup:
-    """The group, in the layout that the test requests."""
-    tp, pp = request.param
-    group.form(tp, pp)
-    group.refresh_mesh()
-    return group
-
-
-TP4, TP2_DP2, TP2_PP2 = (4, 1), (2, 1), (2, 2)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -115,35 +97,25 @@ def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", [TP4], indirect=True)
-def test_weights_are_returned_by_rank_and_name_without_autograd_history(layout: MegatronWorkerGroup) -> None:
-    weights = layout.get_weights()
-    shapes = {name: tuple(weight.shape) for name, weight in weights[3].items()}
-    assert shapes == {
-        "gate_proj.weight": (INTERMEDIATE // 4, HIDDEN),
-        "up_proj.weight": (INTERMEDIATE // 4, HIDDEN),
-        "down_proj.weight": (HIDDEN, INTERMEDIATE // 4),
-    }
-    assert all(weight.is_leaf and weight.grad_fn is None for weight in weights[3].values())
-
-
-@pytest.mark.parametrize("layout", [TP4, TP2_DP2, TP2_PP2], indirect=True, ids=["tp4", "tp2dp2", "tp2pp2"])
-def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> None:
+@pytest.mark.parametrize(("tp", "pp"), [(4, 1), (2, 1), (2, 2)])
+def test_forward_and_backward_equal_one_process(group: MegatronWorkerGroup, tp: int, pp: int) -> None:
+    group.form(tp, pp)
+    group.refresh_mesh()
     generator = torch.Generator().manual_seed(1)
     x = [
-        torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(layout.mesh().size("dp"))
+        torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(group.mesh().size("dp"))
     ]
     y_grad = [torch.randn(X_SHAPE, generator=generator) for _ in x]
-    model = one_process(stage_weights(layout, "get_weights"))
+    model = one_process(stage_weights(group, "get_weights"))
     expected = [model(one) for one in x]
     torch.autograd.backward(expected, y_grad)
 
-    outputs = layout.run_backward([one.detach() for one in x], y_grad)
+    outputs = group.run_backward([one.detach() for one in x], y_grad)
 
     close([y for y, _ in outputs], [y.detach() for y in expected])
-    if layout.mesh().size("pp") == 1:
+    if group.mesh().size("pp") == 1:
         close([x_grad for _, x_grad in outputs], [one.grad for one in x])
-    for layer, gradients in zip(model, stage_weights(layout, "get_gradients"), strict=True):
+    for layer, gradients in zip(model, stage_weights(group, "get_gradients"), strict=True):
         close(gradients, {name: parameter.grad for name, parameter in layer.named_parameters()})
 
 

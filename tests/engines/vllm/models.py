@@ -1,4 +1,4 @@
-"""Small models and a tokenizer, and a source whose weights change on request."""
+"""Small models and a tokenizer, and a source of weights that may not fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import phalanx as px
+from tests.conformance.engines import Source
 
 END = 1
 CONTEXT = 128
@@ -47,48 +48,22 @@ def save_tokenizer(folder: Path) -> str:
     return str(folder)
 
 
-class Source(px.Worker):
-    """A worker that publishes a model; ``change`` is an optimizer step."""
+def load_model(folder: str) -> Any:
+    """Return the model that :func:`save_model` saved."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def __init__(self, folder: str) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.publish_weights("policy", self.model)
+
+class OddSource(Source):
+    """A source that also publishes "odd" weights."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
         self.sent: dict[str, torch.Tensor] = {}
         self.publish_weights("odd", lambda: self.sent)
 
-    @px.register(px.Dispatch.RANK_ZERO)
-    @torch.no_grad()
-    def change(self, seed: int) -> None:
-        """Change all parameters."""
-        torch.manual_seed(seed)
-        for parameter in self.model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-
-    @px.register(px.Dispatch.RANK_ZERO)
+    @px.register
     def send(self, without: Sequence[str] = (), shapes: dict[str, tuple[int, ...]] | None = None) -> None:
         """Set the weights published as "odd": those of the model without some, or with other shapes."""
         found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         self.sent = {name: one.detach() for name, one in found.items() if name not in without}
         self.sent.update((name, torch.zeros(shape)) for name, shape in (shapes or {}).items())
-
-    @px.register(px.Dispatch.RANK_ZERO)
-    @torch.no_grad()
-    def greedy(self, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
-        """Return the likeliest tokens, for one prompt after another."""
-        return [self._greedy(prompt, tokens) for prompt in prompts]
-
-    def _greedy(self, prompt: list[int], tokens: int) -> tuple[int, ...]:
-        made = list(prompt)
-        for _ in range(tokens):
-            made.append(int(self.model(torch.tensor([made])).logits[0, -1].argmax()))
-        return tuple(made[len(prompt) :])
-
-    @px.register(px.Dispatch.RANK_ZERO)
-    @torch.no_grad()
-    def log_probs(self, prompts: list[list[int]], answers: list[tuple[int, ...]]) -> list[list[float]]:
-        """Return the log-probabilities of each answer's tokens."""
-        return [self._log_probs(*pair) for pair in zip(prompts, answers, strict=True)]
-
-    def _log_probs(self, prompt: list[int], answer: tuple[int, ...]) -> list[float]:
-        logits: Any = self.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()

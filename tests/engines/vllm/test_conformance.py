@@ -14,6 +14,7 @@ import phalanx as px
 from tests.conformance.engines import EngineConformance
 from tests.engines.vllm.conftest import file_of_output, left_since, refuses, things_of_engines
 from tests.engines.vllm.kinds import made
+from tests.engines.vllm.models import load_model
 
 
 class TestVllm(EngineConformance):
@@ -23,10 +24,7 @@ class TestVllm(EngineConformance):
 
     @pytest.fixture(scope="class")
     def model(self, models: dict[str, str]) -> Any:
-        import torch
-        import transformers
-
-        return transformers.AutoModelForCausalLM.from_pretrained(models["endless"], dtype=torch.float32)
+        return load_model(models["endless"])
 
     @pytest.fixture(scope="class")
     def before(self) -> list[set[Any]]:

@@ -18,9 +18,10 @@ import pytest
 import phalanx as px
 from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
+from tests.conformance.engines import Source
 from tests.engines.vllm.conftest import left_since, refuses, things_of_engines
 from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL
-from tests.engines.vllm.models import Source
+from tests.engines.vllm.models import load_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -162,7 +163,7 @@ def test_engines_that_die_fail_a_load_or_are_closed_raise_named_errors_and_leave
 ) -> None:
     before = things_of_engines()
     with px.ResourcePool([3], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(models["untied"]), env=ONE_THREAD)
+        source = px.WorkerGroup(pool[0:1], Source.bind(load_model(models["untied"])), env=ONE_THREAD)
         rollout = px.WorkerGroup(pool[1:3], VllmRollout.bind(models["untied"], **SMALL), env=ONE_THREAD)
         two = [len(kind) for kind in left_since(before)]
         for key in "abaa":

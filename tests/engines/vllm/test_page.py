@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import phalanx as px
+from tests.conformance.engines import Source
 from tests.docs.pages import DOCS, blocks
-from tests.engines.vllm.models import Source
+from tests.engines.vllm.models import load_model
 
 
 def test_the_code_of_the_page_about_vllm_runs(cluster: None, models: dict[str, str]) -> None:
@@ -14,7 +15,7 @@ def test_the_code_of_the_page_about_vllm_runs(cluster: None, models: dict[str, s
     with px.ResourcePool([2], use_gpu=False) as both:
         names: dict[str, Any] = {
             "pool": both[1:2],
-            "trainer": px.WorkerGroup(both[0:1], Source.bind(models["endless"]), name="trainer"),
+            "trainer": px.WorkerGroup(both[0:1], Source.bind(load_model(models["endless"])), name="trainer"),
             "prompts": [[5, 6, 7], [8, 9]],
             "steps": 1,
         }

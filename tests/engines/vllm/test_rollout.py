@@ -13,62 +13,63 @@ from urllib.parse import urlparse
 import pytest
 
 import phalanx as px
-from phalanx.engines import Endpoint, SamplingParams
+from phalanx.engines import Endpoint
 from phalanx.engines.vllm import VllmRollout
 from phalanx.engines.vllm.vllm_imports import prepare
+from tests.conformance.engines import GREEDY, LENGTH, Reference
 from tests.engines.vllm.conftest import left_since, route_paths, things_of_engines
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
-from tests.engines.vllm.models import Source
+from tests.engines.vllm.models import OddSource, load_model
 
-PROMPTS = [[5 + row, 6, 7 + 2 * row, 40 + row][: 2 + row % 3] for row in range(8)]
 WEBSOCKET = {
     "Connection": "Upgrade",
     "Upgrade": "websocket",
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+ENDLESS = replace(GREEDY, ignore_eos=True)
 
 
 class Roles(NamedTuple):
-    """A source of weights, an engine, and the sync between them."""
+    """A source of weights, an engine, the sync between them, and the expected answers."""
 
     source: px.WorkerGroup
     rollout: px.WorkerGroup
     sync: px.WeightSync
+    reference: Reference
 
 
-@pytest.fixture(scope="module", params=[pytest.param("untied", marks=pytest.mark.soak), "tied", "tied Llama"])
+@pytest.fixture(scope="module", params=["tied", "tied Llama"])
 def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str]) -> Iterator[Roles]:
     folder = models[request.param]
+    reference = Reference(load_model(folder))
+    reference.model.generation_config.eos_token_id = None
     options = {"server_options": {"enable_scale_out": True}}
     with px.ResourcePool([2], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool[0:1], Source.bind(folder), name="source", env=ONE_THREAD)
+        source = px.WorkerGroup(pool[0:1], OddSource.bind(load_model(folder)), name="source", env=ONE_THREAD)
         bound = VllmRollout.bind(folder, tokenizer=models["words"], serve=True, **options, **SMALL)
         rollout = px.WorkerGroup(pool[1:2], bound, name="rollout", env=ONE_THREAD)
-        yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"))
+        yield Roles(source, rollout, px.WeightSync(source, rollout, "policy"), reference)
 
 
-def check_equal(roles: Roles) -> None:
-    """Check that greedy tokens and their log-probabilities are those of transformers."""
-    made = roles.rollout.generate(PROMPTS, GREEDY)
-    tokens = [one.tokens for one in made]
-    assert tokens == roles.source.greedy(PROMPTS, GREEDY.max_tokens)
-    for one, expected in zip(made, roles.source.log_probs(PROMPTS, tokens), strict=True):
-        assert one.log_probs == pytest.approx(expected, abs=1e-4)
+def change(roles: Roles, seed: int) -> None:
+    """Change the weights of the source and the reference."""
+    (state,) = roles.source.change(seed)
+    roles.reference.model.load_state_dict(state)
 
 
 def test_greedy_tokens_are_those_of_transformers_before_and_after_each_update(roles: Roles) -> None:
-    check_equal(roles)
+    reference = roles.reference
+    reference.check_greedy(roles.rollout.generate(reference.prompts, ENDLESS))
     for seed in range(3):
-        roles.source.change(seed)
+        change(roles, seed)
         version = roles.sync()
-        check_equal(roles)
-        assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 8),)
+        made = roles.rollout.generate(reference.prompts, ENDLESS)
+        reference.check_greedy(made)
+        assert {one.versions for one in made} == {((version.number, LENGTH),)}
 
 
 def test_mismatched_weights_are_refused_before_the_engine_is_changed(roles: Roles) -> None:
-    before = roles.rollout.generate(PROMPTS, GREEDY)
     wrong = px.WeightSync(roles.source, roles.rollout, "policy", source_name="odd")
     layer = "model.layers.0.self_attn"
 
@@ -81,19 +82,17 @@ def test_mismatched_weights_are_refused_before_the_engine_is_changed(roles: Role
         with pytest.raises(px.weights.WeightsMismatch):
             wrong()
 
-    assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == [one.tokens for one in before]
+    roles.reference.check_greedy(roles.rollout.generate(roles.reference.prompts, ENDLESS))
 
 
 def test_tokens_of_16_running_answers_follow_an_update_and_have_its_version(roles: Roles) -> None:
     prompts = [[5 + row, 6] for row in range(16)]
     before = roles.sync().number
     had = roles.rollout.engine_statistics()[0].tokens
-    call = roles.rollout.generate.submit(
-        prompts, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
-    )
+    call = roles.rollout.generate.submit(prompts, replace(ENDLESS, max_tokens=100))
     while roles.rollout.engine_statistics()[0].tokens < had + 160:
         pass
-    roles.source.change(11)
+    change(roles, 11)
     version = roles.sync().number
     made = call.result()
 
@@ -103,16 +102,15 @@ def test_tokens_of_16_running_answers_follow_an_update_and_have_its_version(role
     changed = [pair for pair in zip(prompts, made, strict=True) if len(pair[1].versions) == 2]
     for prompt, one in changed[:3]:
         old = one.versions[0][1]
-        (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
-        assert one.tokens[old:] == expected
+        assert one.tokens[old:] == roles.reference.generate([*prompt, *one.tokens[:old]], 100 - old)
 
 
 def test_prompts_answers_and_stops_can_be_texts(roles: Roles) -> None:
-    (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
+    (tokens,) = roles.rollout.generate([[5, 6, 7]], ENDLESS)
     words = [f"w{token}" for token in tokens.tokens]
-    (text,) = roles.rollout.generate(["w5 w6 w7"], GREEDY)
+    (text,) = roles.rollout.generate(["w5 w6 w7"], ENDLESS)
     stop = f"{words[2]} {words[3]}"
-    (stopped,) = roles.rollout.generate(["w5 w6 w7"], replace(GREEDY, stop=(stop,)))
+    (stopped,) = roles.rollout.generate(["w5 w6 w7"], replace(ENDLESS, stop=(stop,)))
 
     assert (text.tokens, text.text) == (tokens.tokens, " ".join(words))
     assert stopped.finish_reason == "stop"
@@ -140,20 +138,20 @@ def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]
 
 def test_the_endpoint_serves_the_weights_of_the_last_sync(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
+    prompts = roles.reference.prompts[:2]
     for seed in range(2):
-        roles.source.change(seed)
+        change(roles, seed)
         roles.sync()
-        expected = roles.source.greedy(PROMPTS[:2], 8)
 
-        assert [served(endpoint, prompt, 8) for prompt in PROMPTS[:2]] == expected
-        assert [one.tokens for one in roles.rollout.generate(PROMPTS[:2], GREEDY)] == expected
+        expected = [roles.reference.generate(prompt, 8) for prompt in prompts]
+        assert [served(endpoint, prompt, 8) for prompt in prompts] == expected
 
 
 def test_the_endpoint_generates_tokens_from_tokens(roles: Roles) -> None:
     """vLLM adds the route on request."""
     (endpoint,) = px.engines.endpoints(roles.rollout)
-    (expected,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
-    sampling = {"max_tokens": GREEDY.max_tokens, "temperature": 0, "ignore_eos": True}
+    (expected,) = roles.rollout.generate([[5, 6, 7]], ENDLESS)
+    sampling = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
     body = {"model": endpoint.model, "token_ids": [5, 6, 7], "sampling_params": sampling}
     place = endpoint.url.removesuffix("/v1")
 
@@ -228,8 +226,6 @@ def test_the_server_has_no_development_routes(roles: Roles) -> None:
     assert not removed & paths
     for path in removed:
         assert status(endpoint, path, "POST", {"Authorization": f"Bearer {endpoint.token}"}) == 404
-    with pytest.raises(px.DeclarationError, match="no server"):
-        px.engines.endpoints(roles.source)
 
 
 def test_a_failed_start_of_an_engine_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
