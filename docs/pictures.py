@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "assets" / "engines.svg"
-COLUMNS = 132
+COLUMNS = 110
 
 
 def llama() -> Any:
@@ -79,17 +79,14 @@ def look(address: str) -> None:
 
     from phalanx.backends.ray.node_agents import RankObserver
     from phalanx.cli.common import cluster_reader
-    from phalanx.cli.top_command import overviews, render
+    from phalanx.cli.top_command import overview, render
 
     cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)
     try:
-        found = overviews(cluster, observer, None)
-        next(found)
-        time.sleep(1.0)
         with open(os.devnull, "w") as nowhere:
             console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
-            console.print(render(next(found)))
+            console.print(render(overview(cluster, observer, None)))
     finally:
         observer.close()
     svg = console.export_svg(title="phalanx top")

@@ -36,19 +36,17 @@ def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserve
     made.close()
 
 
-def test_an_observer_reads_usage_and_logs_of_ranks_and_reports_missing_files_and_processes(
+def test_an_observer_reads_logs_of_ranks_and_reports_missing_files_and_processes(
     observer: RankObserver, ranks: tuple[RankRecord, ...]
 ) -> None:
     node, head = (ranks[0].node_id, ranks[0].host), b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
     assert ranks[0].side is not None
     another = RankRecord(0, *node, os.getpid(), side=ranks[0].side)
 
-    assert all(one and one.memory > 10_000_000 and one.cpu_s > 0 for one in observer.usage(ranks))
     assert observer.read(ranks[1], 0, 100).startswith(head)
     with pytest.raises(OSError, match="no such file"):
         observer.read(RankRecord(0, *node, 1, log="/nowhere/rank-0.log"), 0, 1)
-    assert observer.usage([another]) == [None], "the process is another one by now"
-    assert not observer.inspect([another])[0].reachable
+    assert not observer.inspect([another])[0].reachable, "the process is another one by now"
 
 
 def test_the_stack_command_reads_stacks_of_ranks_on_another_host(ranks: tuple[RankRecord, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,21 @@ def test_this_machine_can_be_described() -> None:
     assert machine.versions["ray"]
     assert set(machine.limits) == {"nofile", "nproc", "memlock", "core"}
     assert {finding.topic for finding in findings} <= facts.keys()
+
+
+def test_accelerators_are_those_that_nvidia_smi_lists(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for text, gpus in (
+        ("0, 81559 MiB\n1, [N/A]", ("0 (81559 MiB)", "1 ([N/A])")),
+        ("No devices were found", ()),
+    ):
+        program.write_text(f"#!/bin/sh\necho '{text}'")
+        program.chmod(0o755)
+
+        assert Machine().gpus == gpus
 
 
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"huge_pages": "never"}, 1)])

@@ -10,19 +10,17 @@ import pytest
 from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.backends.ray.rank_processes import Gpu, Usage, read_gpus
 from phalanx.cli.common import duration, rank_status, running_calls
 from phalanx.cli.logs_command import last_lines
 from phalanx.cli.stack_command import by_place
-from phalanx.cli.top_command import rank_data, render
+from phalanx.cli.top_command import render
 from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
 
-GIB = 2**30
 IDLE = ProcessStatus(True)
 
 
-def rank(number: int, accelerator: str | None = None) -> RankRecord:
-    return RankRecord(number, "node", "host", 100 + number, accelerator)
+def rank(number: int) -> RankRecord:
+    return RankRecord(number, "node", "host", 100 + number)
 
 
 def busy(seconds: float, **more: Any) -> ProcessStatus:
@@ -31,8 +29,7 @@ def busy(seconds: float, **more: Any) -> ProcessStatus:
 
 def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (), **facts: Any) -> str:
     """Return the output of `top` for a group whose ranks have these statuses."""
-    usages = Usage(GIB, 10.0, 50.0), Usage(2 * GIB, 11.0, 52.0)
-    ranks = [rank_data(rank(n), status, *usages, None) for n, status in enumerate(statuses)]
+    ranks = [rank_status(rank(number), status) for number, status in enumerate(statuses)]
     group = GroupRecord("abc123", 1, "trainer", "ready", 0, "pool-1", 1060.0, "Actor")
     run = {"run": "abc123", "script": "train.py", "pid": 7, "host": "head", "started": 1000.0}
     run |= {
@@ -44,12 +41,12 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
     return text.getvalue()
 
 
-def test_a_busy_rank_is_shown_with_its_call_its_usage_and_its_own_status() -> None:
+def test_a_busy_rank_is_shown_with_its_call_and_its_own_status() -> None:
     text = shown(busy(12.0, status="812 tokens/s"), IDLE, ProcessStatus(False, note="its process has ended"))
     lines = text.splitlines()
 
     facts = "ready for 60 s, 3 ranks of Actor, pool pool-1"
-    parts = ("actor.update 12 s", "2.0 GiB", "50%", "idle", facts, "its process has ended")
+    parts = ("actor.update 12 s", "idle", facts, "its process has ended")
     assert [part for part in parts if part not in text] == []
     below = next(number for number, line in enumerate(lines) if "update 12 s" in line) + 1
     assert "812 tokens/s" in lines[below]
@@ -82,19 +79,6 @@ def test_running_calls_have_readable_names_and_the_longest_call_is_first() -> No
         ("a call", 1.0),
         ("actor.run(...)", 0.5),
     ]
-
-
-def test_a_rank_shows_the_usage_that_nvidia_smi_prints_for_its_own_accelerators() -> None:
-    text = "0, GPU-5a, 10, 1024, 81559\n1, GPU-5b, 90, 0, 81559\n2, GPU-5c, [N/A], 0, 81559\n\nnonsense\n"
-    gpus = read_gpus(text)
-
-    assert gpus == [
-        Gpu("0", "GPU-5a", 10.0, 1024 * 2**20, 81559 * 2**20),
-        Gpu("1", "GPU-5b", 90.0, 0, 81559 * 2**20),
-        Gpu("2", "GPU-5c", None, 0, 81559 * 2**20),
-    ]
-    for ids, use in (("0", 10.0), ("1", 90.0), ("GPU-5b", 90.0), ("0,1", 90.0), (None, None)):
-        assert rank_data(rank(0, ids), IDLE, None, None, gpus)["gpu_percent"] == use
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -52,6 +53,7 @@ _VARIABLES = (
     *("RAY_ADDRESS", "RAY_AUTH_MODE", "PHALANX_VERL", "VERL_USE_EXTERNAL_"),
 )
 _SHARED = "/dev/shm"
+_GPUS_WITHIN_S = 3.0
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60  # version 1 of control groups stands for "no limit" by a number near 2^63
 
@@ -88,9 +90,13 @@ def _memory_limit() -> int | None:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    from phalanx.backends.ray.rank_processes import gpus  # loads Ray
-
-    return tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus())
+    """Return number and memory of each NVIDIA accelerator, as ``nvidia-smi`` reports them; empty if it fails."""
+    query = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=_GPUS_WITHIN_S, check=True)
+        rows = (line.partition(", ") for line in ran.stdout.splitlines())
+        return tuple(f"{number} ({memory})" for number, _, memory in rows if memory)
+    return ()
 
 
 def _process_limits() -> dict[str, tuple[int | None, ...]]:

@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from phalanx.backends.backend_types import ProcessStatus
 from phalanx.cli.common import (
     Address,
     AsJson,
@@ -28,15 +27,11 @@ from phalanx.cli.common import (
     show,
     titled_table,
 )
-from phalanx.display.byte_format import size
-from phalanx.display.registry_records import RankRecord
 
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
-    from phalanx.backends.ray.rank_processes import Gpu, Usage  # loads Ray
 
-_BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
 #: Columns of the table of channels, which are fields of a channel, and the titles of some.
 _CHANNEL_VALUES = (
@@ -57,7 +52,7 @@ def top(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs, groups and ranks live: running methods and their seconds, memory, CPU, GPU.
+    """Show runs, groups and ranks live: running methods and their seconds.
 
     Ranks are observed from another process, so busy ranks are shown too, even inside native code. Ends with q or
     Ctrl-C.
@@ -76,58 +71,31 @@ def top(
 
     cluster = cluster_reader(address)
     with contextlib.closing(RankObserver(cluster.address)) as observer:
-        found = overviews(cluster, observer, group)
         if not (once or as_json) and sys.stdout.isatty():
-            _show_live(found, every)
-            return
-        next(found)
-        time.sleep(_BETWEEN_LOOKS_S)
-        overview = next(found)
-    show(as_json, overview, render(overview))
+            _show_live(lambda: overview(cluster, observer, group), every)
+        else:
+            seen = overview(cluster, observer, group)
+            show(as_json, seen, render(seen))
 
 
-def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None) -> Iterator[dict[str, Any]]:
-    """Yield overviews of the cluster as plain data; CPU use is the difference from the previous overview.
-
-    Each overview has the groups and channels of each run, and the calls of each rank.
+def overview(cluster: ClusterReader, observer: RankObserver, group: str | None) -> dict[str, Any]:
+    """Return the groups and channels of each run, and the calls of each rank, as plain data.
 
     Raises:
         NoSuchGroup: if the requested group does not exist.
     """
-    before: dict[RankRecord, Usage | None] = {}
-    while True:
-        records = cluster.registry()
-        groups = records.groups if group is None else (records.find(group),)
-        ranks = [rank for found in groups for rank in found.ranks]
-        usages = dict(zip(ranks, observer.usage(ranks), strict=True))
-        gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
-        data = {
-            rank: rank_data(rank, status, before.get(rank), usages[rank], gpu)
-            for rank, status, gpu in zip(ranks, observer.inspect(ranks), gpus, strict=True)
-        }
-        before = usages
-        shown = [{**asdict(one), "ranks": [data[rank] for rank in one.ranks]} for one in groups]
-        runs: list[dict[str, Any]] = []
-        for run in records.runs:
-            own = [found for found in shown if found["run"] == run.run]
-            flows = [asdict(flow) for flow in records.channels if flow.run == run.run and group is None]
-            if own or group is None:
-                runs.append({**asdict(run), "groups": own, "channels": flows})
-        yield {"address": cluster.address, "at": time.time(), "runs": runs}
-
-
-def rank_data(
-    entry: RankRecord, status: ProcessStatus, before: Usage | None, now: Usage | None, gpus: list[Gpu] | None
-) -> dict[str, Any]:
-    """Return the data of a rank, from two inspections of its process. Unknown values are None."""
-    own = (entry.accelerator or "").split(",")
-    uses = [gpu.use for gpu in gpus or () if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
-    cpu = None
-    if before is not None and now is not None and now.at > before.at:
-        cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
-    memory = None if now is None else now.memory
-    usage = {"memory_bytes": memory, "cpu_percent": cpu, "gpu_percent": max(uses, default=None)}
-    return rank_status(entry, status) | usage
+    records = cluster.registry()
+    groups = records.groups if group is None else (records.find(group),)
+    ranks = [rank for found in groups for rank in found.ranks]
+    data = dict(zip(ranks, map(rank_status, ranks, observer.inspect(ranks)), strict=True))
+    shown = [{**asdict(one), "ranks": [data[rank] for rank in one.ranks]} for one in groups]
+    runs: list[dict[str, Any]] = []
+    for run in records.runs:
+        own = [found for found in shown if found["run"] == run.run]
+        flows = [asdict(flow) for flow in records.channels if flow.run == run.run and group is None]
+        if own or group is None:
+            runs.append({**asdict(run), "groups": own, "channels": flows})
+    return {"address": cluster.address, "at": time.time(), "runs": runs}
 
 
 def render(overview: dict[str, Any], rows: int | None = None) -> Any:
@@ -153,7 +121,6 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
     facts += "".join(f", weights {name} {text}" for name, text in group["weights"].items())
     state = (group["state"], _STYLES.get(group["state"], ""))
     busiest = sorted(ranks, key=lambda rank: -max((call["seconds"] for call in rank["doing"]), default=-1.0))
-    no_gpu = "?" if any(rank["gpu_percent"] is not None for rank in ranks) else "-"
     cells = [
         {
             "rank": rank["rank"],
@@ -161,9 +128,6 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
             "pid": rank["pid"],
             "device": rank["accelerator"],
             "doing": _doing(rank),
-            "memory": None if rank["memory_bytes"] is None else size(rank["memory_bytes"]),
-            "CPU": None if rank["cpu_percent"] is None else f"{rank['cpu_percent']:.0f}%",
-            "GPU": no_gpu if rank["gpu_percent"] is None else f"{rank['gpu_percent']:.0f}%",
         }
         for rank in sorted(busiest[:rows], key=lambda rank: rank["rank"])
     ]
@@ -195,14 +159,14 @@ def _counted(ranks: int, which: str = "") -> str:
     return f"{ranks} {which}rank{'s' * (ranks != 1)}"
 
 
-def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
+def _show_live(look: Callable[[], dict[str, Any]], every: float) -> None:
     console = Console()
     terminals = [sys.stdin] if sys.stdin.isatty() else []
 
     def view() -> Any:
-        overview = next(found)
-        groups = sum(len(run["groups"]) for run in overview["runs"])
-        return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
+        seen = look()
+        groups = sum(len(run["groups"]) for run in seen["runs"])
+        return render(seen, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         for terminal in terminals:  # to read keys without Enter

@@ -26,17 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import ProcessStatus, read_file
 from phalanx.backends.ray import private, reaper
-from phalanx.backends.ray.rank_processes import (
-    GONE,
-    NO_SIDE,
-    STOPPED,
-    Gpu,
-    ProcessHandle,
-    Usage,
-    gpus,
-    stacks_of,
-    usage_of,
-)
+from phalanx.backends.ray.rank_processes import GONE, NO_SIDE, STOPPED, ProcessHandle, stacks_of
 from phalanx.backends.ray.ray_errors import PostMortem, oom_kills, read_logs
 from phalanx.display.registry_records import RankRecord
 from phalanx.wire import call_page
@@ -165,14 +155,6 @@ class NodeAgent:
             if target.same() is not None:
                 with contextlib.suppress(OSError):
                     target.request(request)
-
-    def usage(self, targets: Sequence[ProcessHandle]) -> list[Usage | None]:
-        """Return the memory and processor time of each process; None for a process that has ended."""
-        return list(map(usage_of, targets))
-
-    def gpus(self, targets: Sequence[ProcessHandle]) -> list[list[Gpu]]:
-        """Return the accelerators of this node, once per rank."""
-        return [gpus()] * len(targets)
 
     def read(
         self, targets: Sequence[ProcessHandle], path: str, offset: int, limit: int
@@ -320,14 +302,6 @@ class RankObserver:
     def inspect(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
         """Return the status of each rank's process, with its stack if ``stacks``."""
         return [status or NOTHING_ANSWERS for status in self._ask(ranks, "inspect", stacks)]
-
-    def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
-        """Return the memory and processor time of each rank's process; None: it has ended, or no response."""
-        return self._ask(ranks, "usage")
-
-    def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
-        """Return the accelerators of each rank's node; None: no response."""
-        return self._ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
         """Return at most ``limit`` bytes of a rank's log; a negative offset counts from its end.

@@ -1,4 +1,4 @@
-"""Processes of ranks, observed through ``/proc`` by another process of their node: calls, stacks, memory.
+"""Processes of ranks, observed through ``/proc`` by another process of their node: calls and stacks.
 
 A control thread of each rank writes the stacks of all threads. It needs only the GIL, which blocking calls release. If
 it does not respond because native code holds the GIL, a signal makes the thread that runs the rank's calls write its
@@ -8,11 +8,9 @@ just returned (freed memory) has crashed ranks.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -180,62 +178,3 @@ class ProcessHandle(NamedTuple):
         fd = os.open(f"/proc/{self.pid}/fd/{self.side.control}", os.O_WRONLY | os.O_NONBLOCK)
         with open(fd, "wb", buffering=0) as pipe:
             pipe.write(request)
-
-
-_TICK = os.sysconf("SC_CLK_TCK")
-_QUERY = "index,uuid,utilization.gpu,memory.used,memory.total"
-_GPUS_WITHIN_S = 3.0
-_MIB = 2**20
-
-
-class Usage(NamedTuple):
-    """Usage of a process: resident bytes, processor seconds, and the monotonic time of the measurement."""
-
-    memory: int
-    cpu_s: float
-    at: float
-
-
-class Gpu(NamedTuple):
-    """An accelerator: ``use`` is its utilization in percent (None: unknown), ``used`` and ``total`` bytes of memory."""
-
-    number: str
-    uuid: str
-    use: float | None
-    used: int
-    total: int
-
-
-def usage_of(target: ProcessHandle) -> Usage | None:
-    """Return the usage of a process, or None if it has ended."""
-    process = target.same()
-    if process is None:
-        return None
-    return Usage(reaper.resident_bytes(target.pid), process.ticks / _TICK, time.monotonic())
-
-
-def gpus() -> list[Gpu]:
-    """Return the NVIDIA accelerators of this node, as ``nvidia-smi`` reports them; [] if the program fails."""
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_GPUS_WITHIN_S)
-        return read_gpus(ran.stdout) if ran.returncode == 0 else []
-    return []
-
-
-def read_gpus(text: str) -> list[Gpu]:
-    """Parse the output of ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``, which has memory in MiB."""
-    found: list[Gpu] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5:
-            use, used, total = (_number(cell) for cell in cells[2:])
-            found.append(Gpu(cells[0], cells[1], use, int((used or 0) * _MIB), int((total or 0) * _MIB)))
-    return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None  # "[N/A]", for example for a MIG partition

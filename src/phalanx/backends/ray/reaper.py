@@ -34,17 +34,15 @@ EXIT_WITHIN_S = 0.3
 #: Last seconds of ``GONE_WITHIN_S``, in which remaining resource trackers are killed too.
 TRACKERS_LAST_S = 1.0
 _TRACKER = b"resource_tracker import main"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """A process: fields 1, 3, 4, 5, 14 + 15 and 22 of /proc/<pid>/stat (see proc(5)), times in clock ticks."""
+    """A process: fields 1, 3, 4, 5 and 22 of /proc/<pid>/stat (see proc(5)); its start in clock ticks."""
 
     pid: int
     state: str
     parent: int
     group: int
-    ticks: int
     started: int
 
     @property
@@ -70,8 +68,8 @@ def look_at(pid: int) -> Process | None:
     if not fields:
         return None
     state = fields[0].decode()
-    parent, group, user, system, started = (int(fields[index]) for index in (1, 2, 11, 12, 19))
-    return None if state in "ZX" else Process(pid, state, parent, group, user + system, started)
+    parent, group, started = (int(fields[index]) for index in (1, 2, 19))
+    return None if state in "ZX" else Process(pid, state, parent, group, started)
 
 
 def running(pid: int, started: int) -> Process | None:
@@ -84,12 +82,6 @@ def processes() -> list[Process]:
     """Return all processes of this node that are visible to this process."""
     found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [process for process in found if process is not None]
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes, 0 if it has ended."""
-    pages = read_proc(pid, "statm").split()
-    return int(pages[1]) * _PAGE if pages else 0
 
 
 def is_tracker(pid: int) -> bool:
