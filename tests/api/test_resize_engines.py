@@ -149,27 +149,3 @@ def test_impossible_resizes_of_engines_are_refused_with_advice(eight: px.Resourc
         with pytest.raises(px.DeclarationError, match=r"dp, as the slowest"):
             px.resize(odd, 2)
         odd.close()
-
-
-class Trained(px.Worker):
-    @px.register
-    def sizes(self) -> dict[str, int]:
-        return dict(self.mesh().sizes)
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        pass
-
-
-def test_a_resize_through_a_folder_keeps_the_other_axes_of_the_mesh(
-    eight: px.ResourcePool, tmp_path: Any
-) -> None:
-    group = px.WorkerGroup(eight, Trained, mesh=px.Mesh(dp=-1, tp=TP))
-    with pytest.raises(px.DeclarationError, match="a multiple of 2 ranks"):
-        px.resize(group, 3, via=tmp_path)
-
-    px.resize(group, 4, via=tmp_path)
-
-    assert group.sizes() == [{"dp": 2, "tp": TP}] * 4

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, overload
 
 from phalanx.api.view import GroupView
@@ -13,12 +11,12 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import PreemptionNotice, look_once
-from phalanx.group.resize_plan import block_of, checked_size, fitted
+from phalanx.group.resize_plan import block_of, checked_size
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.meshes import mesh_of
 from phalanx.members.recovery import go_back
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks
-from phalanx.members.resize import change_members, restart_with
+from phalanx.members.resize import change_members
 from phalanx.members.snapshots import take_together
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import checked_timeout
@@ -189,9 +187,7 @@ def _core_of(group: object, verb: str) -> Group:
     return group.core
 
 
-def resize(
-    group: WorkerGroup, n: int, *, via: str | Path | None = None, timeout: float | None = None
-) -> None:
+def resize(group: WorkerGroup, n: int, *, timeout: float | None = None) -> None:
     """Resize a group to ``n`` ranks, on the first ``n`` slots of its pool (to ``n`` engines, if it has a mesh with tp).
 
     If the class has ``independent = True`` (each rank works alone: engines, rewards, data), the other ranks continue to
@@ -203,23 +199,21 @@ def resize(
     group has a mesh, given or registered by its workers, the ranks of a dp coordinate meet in collectives, so they join
     and leave together; the dp axis of a given mesh changes.
 
-    A group of any other class, whose ranks work together, needs ``via``: the group is saved there by ``px.save``,
-    restarted with ``n`` ranks, and loaded, resharded, by ``px.load``. The saved step remains there.
+    A group of any other class, whose ranks work together, cannot be resized: save it, close it, and load the saved
+    step, resharded, into a new group of another size.
 
     Args:
         group: a group that this process created.
         n: number of ranks, or of dp coordinates if independent ranks have a mesh; from 1 to the number that the slots
             of the pool allow (``pool.grow()`` reserves more).
-        via: a folder or URL as in ``px.save``, for a class that is not independent.
-        timeout: seconds for leaving independent ranks to finish; None: no limit. Not used with ``via``.
+        timeout: seconds for leaving ranks to finish; None: no limit.
 
     Raises:
-        DeclarationError: if ranks work together and ``via`` is missing; if the group is detached or of another process;
-            if a mesh cannot have that size, for example because its slowest axis is not dp.
+        DeclarationError: if ranks work together; if the group is detached or of another process; if a mesh cannot have
+            that size, for example because its slowest axis is not dp.
         PlacementError: if the pool has fewer slots, or the processes cannot start; the group is unchanged.
         CallTimeout: if leaving ranks still run calls; they get no more, and the next ``px.resize`` ends them.
         Errors of the constructors of new ranks: the group is unchanged.
-        Errors of ``px.save``, ``restart()`` and ``px.load``, with ``via``.
     """
     if not isinstance(group, WorkerGroup):
         raise DeclarationError(
@@ -231,36 +225,14 @@ def resize(
         raise DeclarationError(f"px.resize({group.name}, {n!r}): a detached group cannot be resized")
     block = engine_ranks(core) if core.handle.independent else 1
     size = checked_size(group.name, n, group.pool.world_size, block)
-    seconds = checked_timeout(timeout, "px.resize")
     if not core.handle.independent:
-        _start_again(group, n, via)
-    elif via is None:
-        change_members(core, size, seconds)
-    else:
         raise DeclarationError(
-            f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
-            "leave via= out"
+            f"px.resize({group.name}, {n!r}): its ranks work together, so that they cannot come and go one by one. "
+            "Save it, close it, and load the step into a new group: px.save(group, folder); group.close(); group = "
+            "px.WorkerGroup(pool[:n], ...); px.load(group, folder). Or say `independent = True` in the class, if its "
+            "ranks never meet in a collective and any of them can do any call"
         )
-
-
-def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
-    """Resize a group whose ranks work together: save it to a folder, restart it and load it."""
-    core = group.core
-    if via is None:
-        raise DeclarationError(
-            f"px.resize({group.name}, {n}): its ranks work together, so that they cannot come and go one by one. Give "
-            "via=folder, through which the group is saved, restarted and loaded; or say `independent = True` in the "
-            "class, if its ranks never meet in a collective and any of them can do any call"
-        )
-    for mesh in core.handle.meshes.values():
-        fitted(mesh, n)  # raises before anything is saved, if the mesh cannot have that size
-    if n != core.world_size:
-        folder = f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # replaces no step of the user's
-        from phalanx.checkpoint.save_load import load, save  # imports torch
-
-        save(group, folder)
-        restart_with(core, n)
-        load(group, folder)
+    change_members(core, size, checked_timeout(timeout, "px.resize"))
 
 
 def engine_ranks(core: Group) -> int:

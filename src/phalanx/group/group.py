@@ -294,11 +294,10 @@ class Group:
             self.is_doubtful = False
         self._tell()
 
-    def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
+    def begin_restart(self, gone: Collection[int] | None = None) -> Epoch:
         """Leave the present epoch, and return it; until :meth:`enter` the next epoch has no processes.
 
-        ``size`` is the number of ranks of the next epoch, if it changes. ``gone`` are the ranks that get new processes,
-        if not all do: calls of the other ranks continue.
+        ``gone`` are the ranks that get new processes, if not all do: calls of the other ranks continue.
 
         Raises:
             GroupClosed: if the group is closed.
@@ -311,7 +310,7 @@ class Group:
             self.lifecycle.handle(Event.RESTART)
             here = enumerate(left.endpoints[: left.size] if gone is not None else ())
             stay = [None if rank in (gone or ()) else endpoint for rank, endpoint in here]
-            self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size, stay=stay)
+            self.epoch = Epoch(self.lifecycle.epoch, left.size, stay=stay)
         self._tell()
         return left
 

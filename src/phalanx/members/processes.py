@@ -108,11 +108,11 @@ def open_for_calls(core: Group) -> None:
     publish(core)
 
 
-def restart(core: Group, size: int | None = None) -> None:
-    """End the remaining processes and start the group again, with ``size`` ranks; see ``WorkerGroup.restart``."""
+def restart(core: Group) -> None:
+    """End the remaining processes and start the group again; see ``WorkerGroup.restart``."""
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
-        left = core.begin_restart(size)
+        left = core.begin_restart()
         core.snapshot = None  # it is lost with the processes that hold it
         with new_ranks(core, "be restarted", lambda: _abandon(core)):
             end(core, left, _patience(core) if was_ready else 0.0)

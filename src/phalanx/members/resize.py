@@ -20,7 +20,7 @@ from phalanx.group.roster import publish
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.launch import Launched, launch
 from phalanx.members.meshes import mesh_of
-from phalanx.members.processes import close_workers, constructors, make_again, restart, sent_to, stop
+from phalanx.members.processes import close_workers, constructors, make_again, sent_to, stop
 from phalanx.members.recovery import ensure_ready
 from phalanx.worker import handlers
 
@@ -52,17 +52,6 @@ def change_members(core: Group, size: int, timeout: float | None) -> None:
         elif size < core.world_size:
             _shrink(core, size)
             _finish(core, timeout)
-
-
-def restart_with(core: Group, size: int) -> None:
-    """Restart the group with ``size`` ranks, on as many slots."""
-    before = core.world_size
-    slots = core.pool.slots[min(before, size) : max(before, size)]
-    if size > before:
-        core.pool.claim(core.tenant, slots)
-    restart(core, size)
-    if size < before:
-        core.pool.unclaim(core.tenant, slots)
 
 
 def _grow(core: Group, size: int) -> None:

@@ -303,7 +303,7 @@ class ResourcePool:
             raise PlacementError(
                 f"pool {self.name} cannot shrink: {', '.join(sorted(groups))} would lose slots. "
                 f"px.resize(group, {self.world_size - sum(added.blocks)}) frees the slots of a group whose ranks are "
-                f"independent; for other groups pass via=folder, or close them\n{self.explain()}"
+                f"independent; close other groups\n{self.explain()}"
             )
         added.close()
 
