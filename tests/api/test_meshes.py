@@ -60,10 +60,6 @@ class Model(px.Worker):
         self.calls.append(float(lengths.sum()))
         return {"ids": ids, "rank": torch.full_like(ids, self.rank)}
 
-    @px.register(px.Dispatch.mesh(balance="lengths", group_size=4))
-    def balanced_by_prompt(self, ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, Any]:
-        return {"ids": ids, "rank": torch.full_like(ids, self.rank)}
-
     @px.register
     def taken(self) -> list[Any]:
         taken, self.calls = self.calls, []
@@ -72,17 +68,6 @@ class Model(px.Worker):
     @px.register
     def my_rank(self) -> int:
         return self.rank
-
-
-class Confused(px.Worker):
-    """Ranks 2 and 3 register the same coordinate."""
-
-    def __init__(self) -> None:
-        self.register_mesh("default", {"dp": min(self.rank, 2)})
-
-    @px.register(px.Dispatch.mesh())
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        return x
 
 
 @pytest.fixture(scope="module")
@@ -171,25 +156,11 @@ def test_a_shard_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_keep_t
     assert seen(group) == [halves[MESH.coordinate(rank, "dp")] for rank in range(8)]
 
 
-def test_all_ranks_are_called_for_fewer_rows_than_coordinates(group: Any) -> None:
-    group.rows(torch.arange(1))
-    assert len(seen(group)) == 8
-
-
 def test_a_mesh_registered_by_workers_has_its_own_dp_coordinates(group: Any) -> None:
     assert group.rollout(torch.arange(4)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert (group.mesh("default"), group.mesh("rollout").shape) == (MESH, (4, 2))
     with pytest.raises(px.DispatchError, match=r"no mesh 'critic' \(it has: default, rollout\)"):
         group.mesh("critic")
-
-
-def test_a_coordinate_registered_twice_is_an_error_that_names_the_ranks() -> None:
-    with (
-        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Confused) as confused,
-        pytest.raises(px.PhalanxError, match="ranks 2 and 3 both report dp=2"),
-    ):
-        confused.rows(torch.arange(4))
 
 
 def lognormal(rows: int) -> torch.Tensor:
@@ -204,11 +175,3 @@ def test_balanced_rows_keep_their_order_and_no_rank_exceeds_the_mean_length_by_2
     assert max(seen(group)) <= 1.02 * float(lengths.sum()) / 2
     assert result["ids"].tolist() == list(range(1000))
     assert set(result["rank"].tolist()) == set(COLLECTED)
-
-
-def test_rows_of_one_prompt_stay_on_one_rank_when_balanced(group: Any) -> None:
-    result = group.balanced_by_prompt(torch.arange(1000), lognormal(1000))
-    by_prompt = result["rank"].reshape(250, 4)
-    assert torch.equal(by_prompt, by_prompt[:, :1].expand(250, 4))
-    with pytest.raises(px.DispatchError, match=r"6 rows.*group_size = 4"):  # not a multiple of 4
-        group.balanced_by_prompt(torch.arange(6), torch.arange(6))

@@ -50,13 +50,6 @@ class Source(px.Worker):
             self.ended += 1
 
     @px.register
-    def leave(self, rank: int) -> Iterator[int]:
-        yield self.rank
-        if self.rank == rank:
-            raise SystemExit(7)
-        yield from range(ENDLESS)
-
-    @px.register
     def times_left(self) -> int:
         return self.ended
 
@@ -131,12 +124,6 @@ def test_a_killed_rank_ends_its_stream_with_a_worker_died_error(group: px.Worker
             pass
 
     assert group.state == "broken"
-
-
-def test_a_rank_that_exits_ends_its_stream_with_a_worker_died_error(group: px.WorkerGroup) -> None:
-    with pytest.raises(px.WorkerDiedError, match="exit code 7"):
-        for _ in group.leave.stream(0):
-            pass
 
 
 @pytest.mark.slow_on_cluster

@@ -113,20 +113,6 @@ def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
     return group.statistics()[name] - before[name]
 
 
-def test_large_shards_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rank begins while the second shard is stored."""
-    rows, sizes, backend = torch.ones(10 * 1024, 1024), list[int](), type(group.core.backend)
-    put = backend.put
-
-    def noted(self: Any, value: Any) -> Any:
-        sizes.append(value.nbytes)
-        return put(self, value)
-
-    monkeypatch.setattr(backend, "put", noted)
-    assert torch.equal(group.pass_on(rows), rows + 1)
-    assert [nbytes // MB for nbytes in sizes] == [10, 10, 10, 10]
-
-
 def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(
     group: px.WorkerGroup,
 ) -> None:

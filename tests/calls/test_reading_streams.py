@@ -50,14 +50,6 @@ def fetches(group: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("buffer", [None, 8])
-def test_each_item_is_read_once_in_the_order_of_its_rank(group: Any, fetches: list[int], buffer: Any) -> None:
-    items = list(group.numbers.stream(50, buffer=buffer))
-
-    for rank in range(2):
-        assert [item for of, item in items if of == rank] == [100 * rank + index for index in range(50)]
-
-
 @pytest.mark.parametrize(
     ("method", "buffer", "together"),
     [("numbers", None, True), ("numbers", 8, False), ("blobs", None, False)],
@@ -66,8 +58,9 @@ def test_each_item_is_read_once_in_the_order_of_its_rank(group: Any, fetches: li
 def test_only_small_items_of_unbounded_streams_are_fetched_several_at_a_time(
     group: Any, fetches: list[int], method: str, buffer: int | None, together: bool
 ) -> None:
-    list(getattr(group[0], method).stream(100 if method == "numbers" else 5, buffer=buffer))
+    items = list(getattr(group[1], method).stream(100 if method == "numbers" else 5, buffer=buffer))
 
+    assert method == "blobs" or items == list(range(100, 200))
     assert 0 < len(fetches) < 20 if together else set(fetches) == {1}
 
 

@@ -83,14 +83,3 @@ def test_a_policy_replaces_a_lost_rank_at_the_next_call_up_to_max_failures(four:
             group.step(3)
         with pytest.raises(px.GroupBroken, match="does not allow another replacement now: 1 were made"):
             group.step(3)
-
-
-@pytest.mark.soak
-def test_a_replace_policy_restarts_a_group_without_a_snapshot(four: px.ResourcePool) -> None:
-    with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy()) as group:
-        before = group.pid()
-        group.arm(0, 1)
-        with pytest.raises(px.WorkerDiedError):
-            group.step(0)
-        assert not set(before) & set(group.pid())
-        assert group.epoch == 1

@@ -135,18 +135,6 @@ def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process(
         assert group.add(1) == [1.0, 2.0]
 
 
-def test_each_rank_of_a_group_can_be_lost_and_replaced_in_turn(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Counter)
-    px.snapshot(group)
-    for turn in range(3):
-        lose(group, turn)
-        px.replace_ranks(group)
-        group.add(1)
-        px.snapshot(group)
-
-    assert group.add(0) == [3.0, 6.0, 9.0]
-
-
 def test_lost_state_without_a_copy_is_named_and_nothing_changes(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import phalanx as px
 from phalanx.api.view import GroupView
-from phalanx.testing import faults
 
 pytestmark = pytest.mark.slow
 BY_VALUE = True
@@ -98,29 +97,6 @@ def test_a_view_works_after_replacements_and_a_restart(
 
     trainer.restart()
     assert until_it_goes_on(caller, 1.0) == [3.0] * 3
-
-
-def test_a_view_works_after_an_automatic_recovery_until_the_group_is_closed(
-    trainer: px.WorkerGroup, caller: px.WorkerGroup
-) -> None:
-    processes = trainer.core.endpoints
-    faults.kill(trainer, rank=2)
-
-    assert caller.train(1.0) in ("WorkerDiedError", "StaleEpoch")
-    while trainer.state != "ready" or trainer.epoch == 0:
-        try:
-            trainer.tell()
-        except px.WorkerDiedError:
-            continue
-    assert until_it_goes_on(caller, 1.0) == [6.0] * 3
-    assert [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)] == [
-        True,
-        True,
-        False,
-    ]
-
-    trainer.close()
-    assert caller.train(1.0) == "GroupClosed"
 
 
 def test_calls_of_a_view_end_during_a_replacement_and_stop_no_other_rank(
