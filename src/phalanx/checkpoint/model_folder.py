@@ -1,132 +1,78 @@
-"""A model as a folder in Hugging Face's format: its layout, and a rank's part of writing and reading it.
-
-The format: 8 bytes with the length of a header, the header in JSON, then the elements of each tensor, row-major
-(https://github.com/huggingface/safetensors). Several ranks write a file. The writer of torch's distributed
-checkpoint is not used: with two boxes of a tensor on a rank it writes wrong files.
-"""
+"""A model as a folder of safetensors files, in the layout that transformers writes and reads."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
+from phalanx.checkpoint.planners import LoadPlanner
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
+from phalanx.weights.tensors import cut
+from phalanx.worker.rank_state import LocalTensor, SavedLeaf
 
 INDEX = "model.safetensors.index.json"
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_NAMES = {name: dtype for dtype, name in _TYPES.items()}
 
 
-class Place(NamedTuple):
-    """Place of a tensor: file, first byte, type and shape."""
+class TensorFile(NamedTuple):
+    """Place of a tensor: the name of its file."""
 
     relative_path: str
-    start: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    def elements(self, folder: str, mode: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
-        """Return a box of the tensor as bytes that are mapped to the file; the last dimension is an element."""
-        shape = (*self.shape, self.dtype.itemsize)
-        file: Any = np.memmap(f"{folder}/{self.relative_path}", np.uint8, mode, self.start, shape)
-        return file[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
-def create_files(
-    folder: FilePath, tensors: Mapping[str, dcp.TensorStorageMetadata], shard_bytes: int
-) -> dict[str, Place]:
-    """Create a folder of files of at most ``shard_bytes``; a larger tensor has its own file. Return the places.
+def split_model(tensors: Mapping[str, SavedLeaf], shard_bytes: int) -> dict[str, list[str]]:
+    """Return the tensors of each file. Files have at most ``shard_bytes``; a larger tensor has its own file."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, leaf in sorted(tensors.items()):
+        nbytes = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta").nbytes
+        if groups[-1] and filled + nbytes > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += nbytes
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    count = len(groups)
+    return {f"model-{number:05}-of-{count:05}.safetensors": names for number, names in enumerate(groups, 1)}
 
-    Files are created at full size: on a full disk, a write to a mapped file would kill the rank (SIGBUS).
+
+def write_index(folder: str, files: Mapping[str, Sequence[str]], nbytes: int) -> None:
+    """Write the index of a model in several files, with the ``nbytes`` of all tensors."""
+    places = {name: file for file, names in files.items() for name in names}
+    text = json.dumps({"metadata": {"total_size": nbytes}, "weight_map": places}, indent=2)
+    Storage(folder).write(INDEX, text.encode())
+
+
+def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
+    """Write a file with these tensors of a saved state. Return their bytes.
 
     Raises:
-        CheckpointError: if the format does not have the type of a tensor.
+        CheckpointError: if the file cannot be written, or the format does not have the type of a tensor.
     """
-    files: list[dict[str, Any]] = [{}]
-    ends = [0]
-    for name, tensor in sorted(tensors.items()):
-        dtype, nbytes = tensor.properties.dtype, tensor.size.numel() * tensor.properties.dtype.itemsize
-        if dtype not in _TYPES:
-            types = ", ".join(map(str, _TYPES))
-            raise CheckpointError(f"{name} has type {dtype}; safetensors files have {types}")
-        if files[-1] and ends[-1] + nbytes > shard_bytes:
-            files.append({})
-            ends.append(0)
-        start, ends[-1] = ends[-1], ends[-1] + nbytes
-        shape = list(tensor.size)
-        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, ends[-1]]}
-    folder.mkdir(parents=True)
-    places: dict[str, Place] = {}
-    for number, (content, end) in enumerate(zip(files, ends, strict=True), 1):
-        several = f"model-{number:05}-of-{len(files):05}.safetensors"
-        file = several if len(files) > 1 else "model.safetensors"
-        text = json.dumps({"__metadata__": {"format": "pt"}, **content}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        header = len(text).to_bytes(8, "little") + text
-        with open(folder / file, "wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, len(header) + end)
-            opened.write(header)
-        places |= _places(file, content, len(header))
-    if len(files) > 1:
-        weights = {name: place.relative_path for name, place in places.items()}
-        index = {"metadata": {"total_size": sum(ends)}, "weight_map": weights}
-        (folder / INDEX).write_text(json.dumps(index, indent=2))
-    return places
-
-
-def _places(file: str, content: Mapping[str, Any], start: int) -> dict[str, Place]:
-    """Return the places of the tensors of a header."""
-    return {
-        name: Place(file, start + one["data_offsets"][0], _NAMES[one["dtype"]], tuple(one["shape"]))
-        for name, one in content.items()
-        if name != "__metadata__"
+    tensors = {
+        name: torch.empty(stored.leaves[name].shape, dtype=stored.leaves[name].dtype) for name in names
     }
-
-
-def write_boxes(
-    folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, places: Mapping[str, Place]
-) -> int:
-    """Write the items of a rank's plan into files of :func:`create_files`. Return the bytes written.
-
-    Raises:
-        CheckpointError: if a file cannot be written.
-    """
-    written = 0
-    with storage_errors(folder, "written"):
-        for item in plan.items:
-            data: Any = planner.resolve_data(item)
-            if data.numel():
-                raw = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                box = places[item.index.fqn].elements(folder, "r+", item.index.offset or (), data.shape)
-                box[...] = raw.reshape(*data.shape, -1)
-                box.flush()
-                written += raw.size
-    return written
+    planner = LoadPlanner(stored.metadata, {name: LocalTensor.complete(one) for name, one in tensors.items()})
+    with storage_errors(path, "written"):
+        stored.read(stored.where, stored.metadata, planner.create_local_plan(), planner)
+        try:
+            save_file(tensors, path, {"format": "pt"})
+        except KeyError as error:
+            wrong = next(name for name, one in tensors.items() if one.dtype == error.args[0])
+            raise CheckpointError(f"{wrong} has type {error}, which safetensors files do not have") from None
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    return sum(one.nbytes for one in tensors.values())
 
 
 def read_model(folder: str) -> StoredState:
@@ -137,19 +83,30 @@ def read_model(folder: str) -> StoredState:
         CheckpointError: if there are no files.
     """
     files = _model_files(folder)
-    with storage_errors(folder, "read"):
-        places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files; give the folder of a model")
     metadata = dcp.Metadata({}, storage_data={})
-    for name, place in places.items():
-        size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
-        chunks = [dcp.ChunkStorageMetadata(origin, size)]
-        properties = TensorProperties(dtype=place.dtype)
-        metadata.state_dict_metadata[name] = dcp.TensorStorageMetadata(properties, size, chunks)
-        metadata.storage_data[MetadataIndex(name, origin)] = place
-    leaves = {name: stored_leaf(metadata, name, (name,)) for name in places}
+    for file in files:
+        for name, tensor in _tensors(f"{folder}/{file}").items():
+            origin = torch.Size([0] * tensor.dim())
+            chunks = [dcp.ChunkStorageMetadata(origin, tensor.shape)]
+            properties = TensorProperties(dtype=tensor.dtype)
+            metadata.state_dict_metadata[name] = dcp.TensorStorageMetadata(properties, tensor.shape, chunks)
+            metadata.storage_data[MetadataIndex(name, origin)] = TensorFile(file)
+    leaves = {name: stored_leaf(metadata, name, (name,)) for name in metadata.state_dict_metadata}
     return StoredState(metadata, leaves, 1, folder, read_boxes)
+
+
+def _tensors(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, which are mapped to it and read once they are used."""
+    with storage_errors(path, "read"):
+        try:
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        except SafetensorError:
+            raise CheckpointCorrupted(
+                f"{path} is damaged: it has no valid safetensors header, or is truncated", files=(path,)
+            ) from None
 
 
 def _model_files(folder: str) -> list[str]:
@@ -170,28 +127,12 @@ def _model_files(folder: str) -> list[str]:
     return sorted(named)
 
 
-def _read_header(folder: str, name: str) -> dict[str, Place]:
-    path = f"{folder}/{name}"
-    try:
-        with open(path, "rb") as file:
-            length, size = int.from_bytes(file.read(8), "little"), os.stat(path).st_size
-            if length > size - 8:
-                raise ValueError(length)
-            places = _places(name, json.loads(file.read(length)), 8 + length)
-            if any(one.start + math.prod(one.shape) * one.dtype.itemsize > size for one in places.values()):
-                raise ValueError(size)
-            return places
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointCorrupted(
-            f"{path} is damaged: it has no valid safetensors header, or is truncated", files=(path,)
-        ) from None
-
-
 def read_boxes(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
     """Read the items of a rank's plan from safetensors files."""
+    files: dict[str, dict[str, torch.Tensor]] = {}
     for item in plan.items:
-        place: Place = metadata.storage_data[item.storage_index]
-        target = planner.resolve_tensor(item)
-        if target.numel():
-            raw = np.ascontiguousarray(place.elements(folder, "c", item.storage_offsets, item.lengths))
-            target.copy_(torch.from_numpy(raw).reshape(-1).view(place.dtype).view(target.shape))
+        name = metadata.storage_data[item.storage_index].relative_path
+        if name not in files:
+            files[name] = _tensors(f"{folder}/{name}")
+        tensor = files[name][item.storage_index.fqn]
+        planner.resolve_tensor(item).copy_(cut(tensor, item.storage_offsets, item.lengths))

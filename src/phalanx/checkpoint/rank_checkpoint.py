@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint import SavePlan
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from phalanx.checkpoint.model_folder import Place, read_boxes, write_boxes
+from phalanx.checkpoint.model_folder import read_boxes, write_file
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
 from phalanx.checkpoint.step_files import WrittenItems, write_items
 from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
@@ -157,19 +157,31 @@ def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: S
 
 
 def write_model(
-    runtime: WorkerRuntime, plan: SavePlan, folder: str, role: str, places: Mapping[str, Place]
+    runtime: WorkerRuntime,
+    index: int,
+    folder: str,
+    role: str,
+    stored: StoredState,
+    files: Mapping[str, Sequence[str]],
 ) -> int:
-    """Write this rank's boxes of a model into existing files, rank 0 also the configuration. Return the bytes."""
-    planner: SavePlanner = RankCheckpoint.of(runtime).recall(folder)[role]
-    if planner.rank == 0:
-        worker = runtime.instances[role]
+    """Write this rank's files of a saved model, rank 0 also the configuration. Return the bytes.
+
+    Args:
+        index: index of the rank among the ranks that saved.
+        folder: folder of the files.
+        role: role of the model.
+        stored: the saved model.
+        files: names of tensors by file, of all ranks.
+    """
+    if index == 0:
         declared = declared_states(runtime.context).get(role)
-        model = getattr(worker, "model", None) if declared is None else declared.model
+        model = getattr(runtime.instances[role], "model", None) if declared is None else declared.model
         save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
         if callable(save):  # a model of transformers
             save(folder)
+    own = list(files.items())[index :: stored.world_size]
     with span("write", role=role_title(role), nbytes=0):
-        return write_boxes(folder, plan, planner, places)
+        return sum([write_file(f"{folder}/{file}", names, stored) for file, names in own])
 
 
 def plan_load(

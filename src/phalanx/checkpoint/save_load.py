@@ -13,16 +13,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, TensorStorageMetadata
+from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
-from phalanx.checkpoint.model_folder import create_files, read_model
+from phalanx.checkpoint.model_folder import read_model, split_model, write_index
 from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
 from phalanx.checkpoint.save_future import SaveFuture
@@ -44,6 +43,7 @@ from phalanx.errors import (
 from phalanx.group.group import Group
 from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
+from phalanx.worker.rank_state import key_of
 
 Format = Literal["steps", "hugging face"]
 
@@ -249,7 +249,7 @@ def _call_ranks(
     return _results([_send(group, title, handler, each, *args)], title)[0]
 
 
-def _plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
+def _plan_group(group: Ranks, title: str, save: str, *, model: bool) -> dict[str, list[SavePlan]]:
     """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
     ranks = range(len(group.ranks))
     plans: list[dict[str, SavePlan]] = _call_ranks(
@@ -271,6 +271,8 @@ def begin_save(
     keep: int | None,
     cancelled: threading.Event | None = None,
     add: Callable[[StepWriter], None] | None = None,
+    *,
+    model: bool = False,
 ) -> Callable[[], Step]:
     """Begin a step with groups, roles or ranks. The returned function waits for the ranks, and commits.
 
@@ -280,6 +282,7 @@ def begin_save(
         cancelled: if given, ranks copy their state before this function returns, and threads write the copies until
             it is set, which ends the save. None: the ranks write before they take other calls.
         add: function that adds further files to the step.
+        model: True to save the models alone.
     """
     writer = StepWriter(path, step, keep)
     saves: list[_GroupSave] = []
@@ -298,7 +301,7 @@ def begin_save(
     with _abandoning(writer, saves):
         for name, group in groups.items():
             prefix = f"groups/{name}/" if name else ""
-            saves.append(_GroupSave(group, writer, prefix, staged=cancelled is not None))
+            saves.append(_GroupSave(group, writer, prefix, staged=cancelled is not None, model=model))
         if cancelled is not None:
             wait()
         if add is not None:
@@ -325,19 +328,20 @@ class _GroupSave:
         writer: writer of the step.
         prefix: prefix of the folders of roles in the step, such as "groups/policy/".
         staged: True if ranks copy their part, and a thread writes the copy.
+        model: True to save the model alone, by the names of its tensors.
 
     Raises:
         CheckpointError: if the workers have no state, or contradict each other.
         PhalanxError: as ``CallFuture.result``.
     """
 
-    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool) -> None:
+    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool, model: bool) -> None:
         self.group, self._writer, self._prefix, self._staged = group, writer, prefix, staged
         title = f"save {group.name!r} step {writer.step}"
         save = f"{writer.folder}/{prefix}"
         plans: dict[str, list[SavePlan]] = {}
         self._metadata: dict[str, Metadata] = {}
-        for role, offered in _plan_group(group, f"{title}: plan", save).items():
+        for role, offered in _plan_group(group, f"{title}: plan", save, model=model).items():
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
@@ -556,7 +560,10 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
 
 
 def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
-    """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes written.
+    """Write the model of a role into a new folder. Return the bytes written.
+
+    The ranks save their boxes as a step, from which each rank then makes some of the files, one after the other. A file
+    has complete tensors, and no rank holds more than a file in memory.
 
     Raises:
         CheckpointError: if the folder exists, cannot be written, or the state is no model.
@@ -568,46 +575,47 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     path = os.path.abspath(os.path.expanduser(path))
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} exists already; give the path of a new folder")
-    folder = f"{path}.{secrets.token_hex(4)}.part"
-    title = f"save model of {group.name!r}"
-    roles = _plan_group(group, f"{title}: plan", folder, model=True)
-    if len(roles) != 1:
-        names = sorted(roles)
-        raise CheckpointError(
-            f"{group.name!r} has the roles {', '.join(names)}; give one of them, such as group.{names[0]}"
-        )
-    (role, offered), *_ = roles.items()
-    plans, metadata = merge_plans(offered)
-    tensors = _tensors(group, offered, metadata)
+    work = f"{path}.{secrets.token_hex(4)}.part"
+    folder = f"{work}/model"
     try:
-        with storage_errors(path, "written"):
-            places = create_files(Path(folder), tensors, shard_bytes)
-        written = _call_ranks(group, f"{title}: write", handlers.write_model, plans, folder, role, places)
+        step = begin_save({"": group}, work, 0, None, model=True)()
+        roles = saved_groups(step)[""]
+        if len(roles) != 1:
+            names = sorted(roles)
+            raise CheckpointError(
+                f"{group.name!r} has the roles {', '.join(names)}; give one of them, such as group.{names[0]}"
+            )
+        (role, part), *_ = roles.items()
+        stored = read_stored(step, part)
+        _check_model(group, stored)
+        files = split_model(stored.leaves, shard_bytes)
+        Storage(work).make("model")
+        ranks = range(len(group.ranks))
+        title = f"save model of {group.name!r}: write"
+        nbytes = sum(_call_ranks(group, title, handlers.write_model, ranks, folder, role, stored, files))
+        if len(files) > 1:
+            write_index(folder, files, nbytes)
         with storage_errors(path, "written"):
             if os.path.isdir(path):
                 os.rmdir(path)
             os.rename(folder, path)
-        return sum(written)
+        return nbytes
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
 
 
-def _tensors(
-    group: Ranks, offered: Sequence[SavePlan], metadata: Metadata
-) -> dict[str, TensorStorageMetadata]:
-    """Return the tensors of a model, after a check that the state has only tensors, and none that differs by rank."""
-    stored = metadata.state_dict_metadata
-    tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
-    values = sorted(stored.keys() - tensors.keys())
-    if values or not tensors:
+def _check_model(group: Ranks, stored: StoredState) -> None:
+    """Check that a saved state has only tensors, and none that differs by rank."""
+    leaves = stored.leaves
+    values = sorted(name for name, leaf in leaves.items() if leaf.dtype is None)
+    if values or not leaves:
         raise CheckpointError(
             f"the state of {group.name!r} is no model: {', '.join(values[:5]) or 'it has no tensors'}; "
             "register the model alone: px.register_state(self, model=...)"
         )
-    differing = sorted(tensors.keys() - {key for plan in offered for key in plan.planner_data})
+    differing = sorted(key_of(leaf.path) for leaf in leaves.values() if leaf.ranks is not None)
     if differing:
         raise CheckpointError(
             f"{', '.join(differing[:5])} differ by rank, and nothing says how they are sharded; declare it (DTensor, "
             "px.register_state(boxes=..., megatron=...))"
         )
-    return tensors
