@@ -53,7 +53,12 @@ def test_a_run_resumes_from_a_step_of_format_1(
 ) -> None:
     state, staleness = {"seen": 0}, px.StalenessManager(max_lag=1, rows_per_version=1, backend="inline")
     group = px.WorkerGroup(pool, Policy, name="policy")
-    with px.checkpoint.CheckpointManager(path, {"policy": group}, state=state, staleness=staleness) as run:
+    with (
+        px.Channel(name="rows", backend="inline") as channel,
+        px.checkpoint.CheckpointManager(
+            path, {"policy": group}, state=state, channels=[channel], staleness=staleness
+        ) as run,
+    ):
         assert run.resume() == 2
         assert "channels and staleness are not restored" in caplog.text
         run.save(3)
@@ -85,15 +90,3 @@ def test_values_by_rank_of_format_1_are_refused_on_another_number_of_ranks(
     _, moments, _, counts = alone.get()[0]
     assert torch.allclose(moments, torch.arange(24.0).view(8, 3) * 0.1)
     assert counts == {"steps": 0}  # not one of the loaded parts
-
-
-def test_a_run_with_channels_and_staleness_resumes_from_format_1_without_their_content(
-    pool: px.ResourcePool, path: str
-) -> None:
-    groups = {"policy": px.WorkerGroup(pool, Policy, name="policy")}
-    more = {"staleness": px.StalenessManager(max_lag=1, rows_per_version=4, backend="inline")}
-    with (
-        px.Channel(name="rows", backend="inline") as channel,
-        px.checkpoint.CheckpointManager(path, groups, state={"seen": 0}, channels=[channel], **more) as run,
-    ):
-        assert run.resume() == 2

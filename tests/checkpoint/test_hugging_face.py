@@ -61,6 +61,9 @@ def test_a_state_dict_of_tensors_is_saved_and_loaded_as_a_model(two: px.Resource
     px.load(group, tmp_path / "model", format="hugging face")
 
     assert [one["w"].tolist() for one in group.get()] == [[1.0] * 3] * 2
+    group.put([{"w": torch.ones(3, dtype=torch.complex128)}] * 2)
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"w has type torch\.complex128, which"):
+        px.save(group, tmp_path / "other", format="hugging face")
 
 
 def test_an_existing_folder_or_link_is_refused_and_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:

@@ -87,19 +87,13 @@ def test_a_value_that_cannot_be_saved_is_named(
 @pytest.mark.parametrize(
     "value",
     [
-        10**6000,
-        -(2**70),
-        True,
-        1,
-        "1",
         "\udcff" * 5,
-        b"\x00\xff" * 100_000,
         Counter("aab"),
         defaultdict(list, a=[1]),
         OrderedDict(b=1, a=2),
         {"b": np.float64(3)},
     ],
-    ids=range(11),
+    ids=range(5),
 )
 def test_values_are_loaded_with_their_type_and_order(
     pool: px.ResourcePool, tmp_path: Path, value: Any
