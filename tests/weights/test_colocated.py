@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -127,21 +128,14 @@ def test_sharing_weights_frees_the_former_storage_of_the_target() -> None:
 def test_the_error_of_a_target_is_not_replaced_by_the_error_of_its_closed_source() -> None:
     closed = threading.Event()
 
-    class Source:
-        def send(self, request: Any) -> None:
-            closed.wait(20)
-            raise KeyError("no connection")
+    def send(_: object) -> None:
+        closed.wait(20)
+        raise KeyError("no connection")
 
-        def close(self) -> None:
-            closed.set()
-
-    class Target:
-        def receive(self, request: Any) -> None:
-            raise px.weights.WeightsVerificationError("these differ")
-
-    ends: list[Any] = [Source(), Target(), None]
+    source = Mock(send=send, close=closed.set)
+    target = Mock(receive=Mock(side_effect=px.weights.WeightsVerificationError("these differ")))
     with pytest.raises(px.weights.WeightsVerificationError, match="these differ"):
-        _sync_both(*ends)
+        _sync_both(source, target, Mock())
 
 
 def test_storage_cannot_be_shared_with_another_process_type_or_layout() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
+from tests.weights.weight_workers import same
 
 SOAK_ON_RAY = True
 
@@ -29,8 +30,8 @@ class Trainer(px.Worker):
             one[torch.rand(one.shape, generator=random) < share] *= -1.5
 
     @px.register
-    def values(self) -> list[torch.Tensor]:
-        return [one.bfloat16() for one in self.weights.values()]
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: one.bfloat16() for name, one in self.weights.items()}
 
 
 class Generator(px.Worker):
@@ -41,8 +42,8 @@ class Generator(px.Worker):
         self.accept_weights("policy", self.weights)
 
     @px.register
-    def values(self) -> list[torch.Tensor]:
-        return list(self.weights.values())
+    def values(self) -> dict[str, torch.Tensor]:
+        return self.weights
 
 
 @pytest.fixture
@@ -58,12 +59,8 @@ def sync(groups: Any) -> Iterator[px.WeightSync]:
         yield made
 
 
-def same(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
-    return all(
-        torch.equal(a, b)
-        for sent, arrived in zip(trainer.values(), generator.values(), strict=True)
-        for a, b in zip(sent, arrived, strict=True)
-    )
+def is_synced(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
+    return all(map(same, trainer.values(), generator.values()))
 
 
 @pytest.mark.slow_on_cluster
@@ -77,13 +74,13 @@ def test_deltas_arrive_bit_for_bit_and_explain_names_the_memory_they_need(
     for seed, share in enumerate((0.0, 0.01, 0.5, 1.0)):
         trainer.change(share, seed)
         sync()
-        assert same(*groups)
+        assert is_synced(*groups)
     trainer.change(0.1, 5)
     first = sync.submit()  # the next sync does not wait for it
     trainer.change(0.1, 6)
     second = sync.submit()
     assert (first.result().number, second.result().number) == (5, 6)
-    assert same(*groups)
+    assert is_synced(*groups)
 
 
 @pytest.mark.slow_on_cluster
@@ -103,9 +100,9 @@ def test_one_percent_of_changes_sends_at_most_3_5_percent_and_after_another_sync
         other()
     trainer.change(0.01, 2)
     assert sync().wire_bytes == everything
-    assert same(*groups)
+    assert is_synced(*groups)
 
     generator.restart()
     trainer.change(0.01, 3)
     assert sync().wire_bytes == everything
-    assert same(*groups)
+    assert is_synced(*groups)

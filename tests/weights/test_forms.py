@@ -55,10 +55,6 @@ class Loading(px.Worker):
             if len(self.loaded) == self.most:
                 return
 
-    @px.register
-    def fine(self) -> bool:
-        return True
-
 
 def test_any_class_can_publish_and_accept_tensors_of_inference_mode() -> None:
     with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
@@ -175,8 +171,6 @@ def test_a_load_function_that_skips_tensors_is_an_error_and_tears_the_weights() 
             px.WeightSync(source, target, NAME)()
 
         assert str(px.weights.status(target, NAME)[0]) == "torn(1)"
-        with pytest.raises(px.weights.WeightsTorn):
-            target.fine()
 
 
 def test_one_sync_updates_several_groups_to_one_version() -> None:

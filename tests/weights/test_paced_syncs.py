@@ -68,9 +68,7 @@ def test_version_numbers_continue_from_a_restored_staleness_manager(groups: Any)
 
 @pytest.mark.slow_on_cluster
 @pytest.mark.filterwarnings("error")
-def test_a_failed_sync_keeps_the_version_in_training_unless_its_error_was_a_warning(
-    groups: Any,
-) -> None:
+def test_a_failed_sync_keeps_the_version_in_training_unless_its_error_was_a_warning(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
     with px.WeightSync(*groups, NAME, staleness=staleness) as sync:
         sync()

@@ -14,6 +14,7 @@ from phalanx.testing import faults
 from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, linked, same
 
 SLOW_ON_RAY = True
+Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 
 class Slow(Loading):
@@ -42,19 +43,19 @@ class Slow(Loading):
 
 
 @pytest.fixture(scope="module")
-def both(backend: str) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
+def both(backend: str) -> Iterator[Both]:
     with px.ResourcePool([2], use_gpu=False) as pool:
         yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:2], Slow)
 
 
 @pytest.fixture
-def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]:
+def sync(both: Both) -> Iterator[px.WeightSync]:
     with px.WeightSync(*both, NAME) as made:
         yield made
 
 
 def test_a_future_returns_the_same_version_each_time_and_can_be_gathered_with_calls(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+    sync: px.WeightSync, both: Both
 ) -> None:
     future = sync.submit()
     version, values = px.gather(future, both[0].values.submit())
@@ -65,9 +66,7 @@ def test_a_future_returns_the_same_version_each_time_and_can_be_gathered_with_ca
     assert len(values[0]) == 4
 
 
-def test_a_future_can_be_awaited_but_not_passed_to_a_call(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
+def test_a_future_can_be_awaited_but_not_passed_to_a_call(sync: px.WeightSync, both: Both) -> None:
     def number_of(_: Actor, version: px.weights.WeightsVersion) -> int:
         return version.number
 
@@ -86,9 +85,7 @@ def test_a_future_can_be_awaited_but_not_passed_to_a_call(
     assert both[0].run(number_of, future.result()) == [second + 1]
 
 
-def test_a_failed_future_raises_each_time_it_is_read_or_awaited(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
+def test_a_failed_future_raises_each_time_it_is_read_or_awaited(sync: px.WeightSync, both: Both) -> None:
     both[1].fail(True)
     future = sync.submit()
 
@@ -105,7 +102,7 @@ def test_a_failed_future_raises_each_time_it_is_read_or_awaited(
 
 
 def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_torn_weights(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], backend: str
+    sync: px.WeightSync, both: Both, backend: str
 ) -> None:
     if backend != "ray":
         pytest.skip("a sync in this process is over when it was submitted")

@@ -23,6 +23,7 @@ from tests.weights.weight_workers import NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROWS = 64
+Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 
 def stalled(function: Callable[[true.Tensors, BucketSlot], torch.Tensor], path: str, after: int) -> object:
@@ -89,24 +90,25 @@ def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
 
 
 @pytest.fixture(scope="module")
-def peers(pool: px.ResourcePool) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+def peers(pool: px.ResourcePool) -> Both:
     return px.WorkerGroup(pool[0:2], Peer), px.WorkerGroup(pool[2:4], Peer)
 
 
 @pytest.fixture
-def both(peers: tuple[px.WorkerGroup, px.WorkerGroup]) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+def both(peers: Both) -> Both:
     for group in peers:
         if group.state != "ready":
             group.restart()
     return peers
 
 
+def syncing(source: px.WorkerGroup, target: px.WorkerGroup, **options: Any) -> px.WeightSync:
+    return px.WeightSync(source, target, "other", source_name=NAME, **options)
+
+
 @pytest.fixture(params=["shared memory", "gloo"])
-def sync(
-    both: tuple[px.WorkerGroup, px.WorkerGroup], request: pytest.FixtureRequest
-) -> Iterator[px.WeightSync]:
-    options: dict[str, Any] = {"bucket_bytes": 4096, "timeout": 60, "transport": request.param}
-    with px.WeightSync(*both, "other", source_name=NAME, **options) as made:
+def sync(both: Both, request: pytest.FixtureRequest) -> Iterator[px.WeightSync]:
+    with syncing(*both, bucket_bytes=4096, timeout=60, transport=request.param) as made:
         made()
         both[0].train()
         yield made
@@ -116,14 +118,14 @@ def pids(group: px.WorkerGroup) -> list[int]:
     return group.run(lambda _: os.getpid())
 
 
-def arrived_whole(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> bool:
+def arrived_whole(both: Both) -> bool:
     wanted = torch.cat(both[0].own_rows())
     return all(torch.equal(one, wanted) for one in both[1].arrived())
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repairs_weights(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], tmp_path: Path, side: str
+    sync: px.WeightSync, both: Both, tmp_path: Path, side: str
 ) -> None:
     source, target = both
     struck, rank = (source, 1) if side == "source" else (target, 0)
@@ -148,11 +150,9 @@ def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repai
     assert arrived_whole(both)
 
 
-def test_a_target_that_fails_before_it_is_connected_does_not_delay_its_source(
-    both: tuple[px.WorkerGroup, px.WorkerGroup],
-) -> None:
+def test_a_target_that_fails_before_it_is_connected_does_not_delay_its_source(both: Both) -> None:
     source, target = both
-    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
+    with syncing(source, target) as sync:
         sync.explain()  # plans
         target[0].run(lambda worker: worker.other.update(w=torch.zeros(ROWS, 8)))
 
@@ -169,17 +169,9 @@ def test_a_target_that_fails_before_it_is_connected_does_not_delay_its_source(
 
 @pytest.mark.parametrize("transport", ["shared memory", "gloo"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_stopped_rank_is_named_by_an_error_after_the_timeout(
-    both: tuple[px.WorkerGroup, px.WorkerGroup], side: str, transport: Any
-) -> None:
+def test_a_stopped_rank_is_named_by_an_error_after_the_timeout(both: Both, side: str, transport: Any) -> None:
     source, target = both
-    options: dict[str, Any] = {
-        "source_name": NAME,
-        "timeout": 1.0,
-        "transport": transport,
-        "bucket_bytes": 4096,
-    }
-    with px.WeightSync(source, target, "other", **options) as sync:
+    with syncing(source, target, bucket_bytes=4096, timeout=1.0, transport=transport) as sync:
         sync()
         victim = pids(source if side == "source" else target)[0]
         os.kill(victim, signal.SIGSTOP)
@@ -200,12 +192,10 @@ def test_a_stopped_rank_is_named_by_an_error_after_the_timeout(
     assert arrived_whole(both)
 
 
-def test_crosswise_syncs_and_collectives_of_users_do_not_deadlock(
-    both: tuple[px.WorkerGroup, px.WorkerGroup],
-) -> None:
+def test_crosswise_syncs_and_collectives_of_users_do_not_deadlock(both: Both) -> None:
     one, other = both
-    there = px.WeightSync(one, other, "other", source_name=NAME)
-    back = px.WeightSync(other, one, "other", source_name=NAME)
+    there = syncing(one, other)
+    back = syncing(other, one)
     errors: list[BaseException] = []
 
     def often(*work: Callable[[], object]) -> None:
@@ -250,10 +240,10 @@ def segments(group: px.WorkerGroup) -> list[int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("restarts", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_file_descriptors_and_segments_do_not_grow_over_50_syncs_and_restarts(
-    both: tuple[px.WorkerGroup, px.WorkerGroup], restarts: int
+    both: Both, restarts: int
 ) -> None:
     source, target = both
-    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
+    with syncing(source, target) as sync:
         for _ in range(2):
             source.train()
             sync()
@@ -271,42 +261,14 @@ def test_file_descriptors_and_segments_do_not_grow_over_50_syncs_and_restarts(
     assert within(5, lambda: segments(source) == segments(target) == [0, 0])
 
 
-def test_a_source_frees_its_segments_after_its_target_is_closed(
-    both: tuple[px.WorkerGroup, px.WorkerGroup],
-) -> None:
+def test_a_source_frees_its_segments_after_its_target_is_closed(both: Both) -> None:
     source, _ = both
     with px.ResourcePool([1], use_gpu=False) as apart:
         target = px.WorkerGroup(apart, Peer)
-        sync = px.WeightSync(source, target, "other", source_name=NAME)
+        sync = syncing(source, target)
         sync()
         assert all(segments(source))
         target.close()
         with pytest.raises(px.GroupClosed):
             sync()
     assert within(5, lambda: segments(source) == [0, 0])
-
-
-class Messenger(px.Worker):
-    """Another driver, which calls a group through a view."""
-
-    @px.register
-    def ask(self, group: px.WorkerGroup) -> str:
-        try:
-            group.arrived()
-        except px.weights.WeightsTorn as error:
-            return type(error).__name__
-        return "arrived"
-
-
-def test_torn_weights_stop_calls_of_other_drivers(
-    both: tuple[px.WorkerGroup, px.WorkerGroup], pool: px.ResourcePool
-) -> None:
-    source, target = both
-    with px.WeightSync(source, target, "other", source_name=NAME) as sync:
-        sync()
-        with px.ResourcePool([1], use_gpu=False) as apart:
-            messenger = px.WorkerGroup(apart, Messenger)
-            assert messenger.ask(target) == ["arrived"]
-            target.restart()
-
-            assert messenger.ask(target)[0].endswith("WeightsTorn]")

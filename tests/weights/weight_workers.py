@@ -19,7 +19,17 @@ def network(seed: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
 
 
-class Actor(px.Worker):
+class Network(px.Worker):
+    """Has a small network."""
+
+    model: torch.nn.Module
+
+    @px.register
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: one.detach() for name, one in self.model.named_parameters()}
+
+
+class Actor(Network):
     """Publishes a small network and trains it by adding to it."""
 
     def __init__(self) -> None:
@@ -34,21 +44,13 @@ class Actor(px.Worker):
             for parameter in self.model.parameters():
                 parameter.add_(1.0)
 
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.model.named_parameters()}
 
-
-class Rollout(px.Worker):
+class Rollout(Network):
     """Accepts a small network in place."""
 
     def __init__(self) -> None:
         self.model = network(1)
         self.accept_weights(NAME, self.model)
-
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.model.named_parameters()}
 
     @px.register
     def version(self) -> int | None:
