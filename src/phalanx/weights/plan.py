@@ -237,8 +237,8 @@ def make_plan(
             if boxes := choose_senders(overlaps[mapping], locations, load, nbytes):
                 batches.append(TensorBatch(*dtypes, share, tuple(boxes)))
     batches.sort(key=lambda batch: (batch.pairs[0].target, batch.pairs[0].source, batch.boxes[0].box))
-    findings = tuple(match.copies), tuple(sorted(target.ties.items())), tuple(match.surplus)
-    return Plan(tuple(batches), *findings, len(targets))
+    ties = tuple(sorted(target.ties.items()))
+    return Plan(tuple(batches), tuple(match.copies), ties, tuple(match.surplus), len(targets))
 
 
 class _Misfit(Exception):

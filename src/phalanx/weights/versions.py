@@ -123,7 +123,7 @@ class WeightRegistry:
         return max(self._counts.get(key, 0), weights.number or 0, weights.had or 0)
 
     def publish(self, key: Key, number: int, step: int | None, wanted: int | None) -> None:
-        """Record that version ``number``, of optimizer step ``step``, is published. Each target of a sync has its turn.
+        """Record that version ``number``, of optimizer step ``step``, is published, to each target of a sync in turn.
 
         Raises:
             WeightsError: if a later version was published before, or ``step`` is not ``wanted``.
