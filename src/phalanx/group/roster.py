@@ -50,9 +50,6 @@ class Roster:
             key_of(one.facts) == key_of(endpoint.facts) for one in self.members
         )
 
-    def to_bytes(self) -> bytes:
-        return cloudpickle.dumps(self)
-
 
 @dataclass(frozen=True)
 class DetachedRecord:
@@ -102,7 +99,7 @@ def key_of(facts: ProcessInfo) -> tuple[int, float]:
 def publish(group: Group) -> None:
     """Publish the members of a group that was serialized, or is detached; called after every change of members."""
     if group.roster_key and not group.closed:
-        group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
+        group.backend.publish(group.roster_key, cloudpickle.dumps(Roster.of(group)))
     if group.handle.detached:
         group.detached_record = DetachedRecord.of(group).to_bytes()
         group.backend.publish(detached_key(group.name), group.detached_record)
