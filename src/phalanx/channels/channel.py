@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from phalanx.channels.batch import NO_LENGTHS, Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
-from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, hubs, reclaim
+from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, reclaim
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
 from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
@@ -87,8 +87,7 @@ class Channel(HubObject):
         bound = None if maxsize is None else checked_number("Channel: maxsize", maxsize, 1)
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
-        used = session.get_backend(backend)
-        super().__init__("channel", name, used, hubs.address(used))
+        super().__init__("channel", name, backend)
         self._limit, self._handoff, self._lengths = _limit_text(bound, by), handoff, lengths
         live_channels.open(self, self._limit, bound, by)
 

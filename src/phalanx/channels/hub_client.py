@@ -280,14 +280,14 @@ class HubObject:
     A handle is pickled without its backend, which is found again in the process that uses the handle.
     """
 
-    def __init__(self, kind: str, name: str | None, backend: Backend, address: HubAddress | None) -> None:
+    def __init__(self, kind: str, name: str | None, backend: str | None) -> None:
+        self._backend = session.get_backend(backend)
+        self._address, self._backend_name = hubs.address(self._backend), self._backend.name
         number = next(_keys)
         self._kind, self._owner, self._key = kind, PROCESS, f"{kind}/{PROCESS}/{number}"
         # a resumed driver finds its channels by their names; the numbers of ranks are unique only in their process
         suffix = "" if current_context() is None else f"-{PROCESS}"
         self._name = name or f"{kind}-{number}{suffix}"
-        self._address, self._backend_name = address, backend.name
-        self._backend = backend
 
     @cached_property
     def _backend(self) -> Backend:

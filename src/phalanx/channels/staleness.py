@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from phalanx.channels.channel import Channel
 from phalanx.channels.hub import Leased
-from phalanx.channels.hub_client import HubObject, PendingRequest, hubs
+from phalanx.channels.hub_client import HubObject, PendingRequest
 from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
-from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value, checked_number, checked_timeout
 
-_number = partial(checked_number, error=ValueError)
-"""Check of a number of rows, or of a version."""
+
+def _number(name: str, value: Any) -> int:
+    """Return ``value`` as a number of rows, or as a version."""
+    return checked_number(name, value, error=ValueError)
 
 
 class RowLease:
@@ -174,8 +174,7 @@ class StalenessManager(HubObject):
             checked_number("StalenessManager: depth", depth, 0),
             checked_number("StalenessManager: version", version),
         )
-        used = session.get_backend(backend)
-        super().__init__("staleness", "of staleness", used, hubs.address(used))
+        super().__init__("staleness", "of staleness", backend)
         self._max_lag, self._rows_per_version = numbers[:2]
         self._client().request("", "open_staleness", self._key, *numbers)
 
