@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -54,7 +55,7 @@ class Nodes(ScriptedBackend):
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     made = Nodes()
-    with session.replaced_backend("inline", made):
+    with mock.patch.dict(session._backends, inline=made):
         yield made
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import CLUSTER_LEFT, Backend
@@ -119,20 +118,6 @@ class Session:
             if "inline" not in self._backends:
                 self._backends["inline"] = InlineBackend(_own_accelerators() | self._inline_resources)
             return self._backends["inline"]
-
-    @contextlib.contextmanager
-    def replaced_backend(self, name: str, other: Backend) -> Generator[None]:
-        """Replace a backend by another for the duration of a context, for tests."""
-        with self._lock:
-            before = self._backends.get(name)
-            self._backends[name] = other
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._backends.pop(name, None)
-                if before is not None:
-                    self._backends[name] = before
 
     @property
     def show_ranks(self) -> Shown:

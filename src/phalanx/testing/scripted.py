@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 from weakref import WeakKeyDictionary
 
 from phalanx.backends.backend_types import (
@@ -162,7 +163,7 @@ class ScriptedBackend(InlineBackend):
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
     """Let a script decide the faults of all pools of backend "inline" that are created in the block."""
     backend = ScriptedBackend(script, clock)
-    with session.replaced_backend("inline", backend):
+    with mock.patch.dict(session._backends, inline=backend):
         yield backend
 
 
