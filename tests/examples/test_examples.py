@@ -35,13 +35,6 @@ def test_a_chapter_of_the_tutorial_runs_in_one_process(chapter: Path, tmp_path: 
     run(chapter, backend="inline", folder=tmp_path)
 
 
-@pytest.mark.soak  # test_notebook.py runs them in CI
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("chapter", TUTORIAL, ids=lambda path: path.stem)
-def test_a_chapter_of_the_tutorial_runs_on_ray(chapter: Path, tmp_path: Path) -> None:
-    run(chapter, backend="ray", folder=tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_grpo_learns_to_copy_on_two_ranks_and_saves_curve_and_report(tmp_path: Path) -> None:

@@ -1,19 +1,19 @@
-"""The asynchronous GRPO example: in this process, as a script, and on stand-ins that wait for each other."""
+"""The asynchronous GRPO example: in this process, and as a script."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Completion
 from phalanx.testing import faults
 from tests.examples.loading import FOLDER, loaded
 from tests.examples.test_examples import final_reward
@@ -82,6 +82,37 @@ def test_questions_with_stale_answers_are_asked_again(
 
     assert staleness.stats.dropped == {"stale": 8}
     assert staleness.stats.rows.trained == 6 * 16
+
+
+def test_the_next_batch_is_generated_during_training(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(example, max_lag=1, together=2)
+    staleness = staleness_of(settings)
+    answered, generated, steps = example.answered, list[int](), itertools.count(1)
+
+    def noted(*arguments: Any) -> dict[str, torch.Tensor]:
+        rows = answered(*arguments)
+        generated.append(len(rows["row"]))
+        return rows
+
+    monkeypatch.setattr(example, "answered", noted)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        update = groups.trainer.actor.update
+
+        def update_late(batch: object, reference: object) -> object:
+            """Begin a step once there are answers of the next batch."""
+            step, limit = next(steps), time.monotonic() + 60
+            while step < 4 and sum(generated) <= step * 16:
+                assert time.monotonic() < limit
+                time.sleep(0.001)
+            return update(batch, reference)
+
+        groups.trainer.actor.__dict__["update"] = update_late
+        assert len(list(example.grpo(groups, settings, staleness))) == 4
+
+    assert staleness.stats.rows.trained == 4 * 16
+    assert max(staleness.stats.lags) == 1
 
 
 def test_a_resumed_run_trains_on_every_question_once(example: ModuleType, tmp_path: Path) -> None:
@@ -154,73 +185,3 @@ def test_the_script_learns_to_copy_and_writes_a_report(tmp_path: Path) -> None:
 
     assert final_reward(output) >= 0.95
     assert (tmp_path / "out" / "grpo_async_report.html").stat().st_size > 10_000
-
-
-STEPS, WITHIN = 6, 60.0
-
-
-class Engine(px.Worker):
-    """An engine that answers at once and reports each request."""
-
-    def __init__(self) -> None:
-        self.accept_weights("policy", torch.nn.Linear(2, 2))
-
-    @px.register
-    def generate(self, prompts: list[list[int]], sampling: Any) -> list[Completion]:
-        px.Channel.find("asked").put(len(prompts))
-        version = px.weights.current_version("policy") or 0
-        return [Completion((1, 2), (-1.0, -1.0), "length", ((version, 2),)) for _ in prompts]
-
-
-class Trainer(px.Worker):
-    """A trainer that ends a step once the engine was asked for the next batch."""
-
-    def __init__(self, rows: int) -> None:
-        self.model = torch.nn.Linear(2, 2)
-        self.rows, self.asked, self.steps = rows, 0, 0
-        self.publish_weights("policy", self.model, step=lambda: self.steps)
-
-    @px.register(px.Dispatch.ROWS, collect="list")
-    def update(self, answers: Any, reference: Any) -> SimpleNamespace:
-        self.steps += 1
-        with torch.no_grad():
-            self.model.weight.add_(1.0)
-        while self.steps < STEPS and self.asked <= self.steps * self.rows:
-            self.asked += px.Channel.find("asked").get(WITHIN)
-        return SimpleNamespace(reward=0.0, rows=answers["row"].tolist())
-
-
-class Reference(px.Worker):
-    @px.register(px.Dispatch.ROWS)
-    def log_probs(self, answers: Any) -> Any:
-        return answers["log_probs"]
-
-
-class Judge(px.Worker):
-    @px.register(px.Dispatch.ROWS)
-    def score(self, answers: Any) -> Any:
-        return torch.zeros(len(answers["row"]))
-
-
-@pytest.fixture
-def on_ray(ray_cluster: None) -> Iterator[ModuleType]:
-    with loaded("grpo_async", "ray") as module:
-        yield module
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_the_next_batch_is_generated_during_training(on_ray: ModuleType) -> None:
-    settings = on_ray.Settings(questions=4, together=2, group_size=2, digits=2, steps=STEPS, max_lag=1)
-    staleness = px.StalenessManager(1, rows_per_version=settings.rows)
-    roles = px.colocate({"actor": Trainer.bind(settings.rows), "reference": Reference})
-    with px.ResourcePool([3], use_gpu=False) as pool, px.Channel(name="asked"):
-        groups = on_ray.Groups(
-            rollout=px.WorkerGroup(pool[0:1], Engine, name="rollout"),
-            judge=px.WorkerGroup(pool[1:2], Judge, name="judge"),
-            trainer=px.WorkerGroup(pool[2:3], roles, name="trainer"),
-        )
-        assert len(list(on_ray.grpo(groups, settings, staleness))) == STEPS
-
-    assert staleness.stats.rows.trained == STEPS * settings.rows
-    assert max(staleness.stats.lags) == 1

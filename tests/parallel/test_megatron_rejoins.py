@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -11,7 +10,7 @@ import torch
 
 import phalanx as px
 from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup, ParallelLlamaMLP, parallel_state
-from tests.members.killed_trainers import Operations
+from tests.members.killed_trainers import Fragile
 
 HIDDEN, STEPS, AT = 32, 4, 2
 pytestmark = [
@@ -21,10 +20,8 @@ pytestmark = [
 ]
 
 
-class Trainer(MegatronWorker):
+class Trainer(Fragile, MegatronWorker):
     """Two layers sharded over tp, with gradients summed over dp."""
-
-    last: int | None = None
 
     def __init__(self, tp: int) -> None:
         device = self.init_model_parallel(tp=tp)
@@ -36,24 +33,14 @@ class Trainer(MegatronWorker):
         px.register_state(self, model=self.model, optimizer=self.optimizer)
         torch.manual_seed(parallel_state().get_data_parallel_rank())
 
-    @px.register
-    def arm(self, rank: int, last: int) -> None:
-        self.last = last if rank == self.rank else None
-
-    @px.register
-    def pid(self) -> int:
-        return os.getpid()
-
-    @px.register
-    def step(self) -> tuple[float, int]:
-        with Operations(self.last) as operations:
-            loss = self.model(torch.randn(4, 2, HIDDEN)).square().mean()
-            loss.backward()
-            for parameter in self.model.parameters():
-                torch.distributed.all_reduce(parameter.grad, group=parallel_state().get_data_parallel_group())
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return loss.item(), operations.count
+    def train(self, ids: torch.Tensor) -> float:
+        loss = self.model(torch.randn(4, 2, HIDDEN)).square().mean()
+        loss.backward()
+        for parameter in self.model.parameters():
+            torch.distributed.all_reduce(parameter.grad, group=parallel_state().get_data_parallel_group())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +53,17 @@ def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
 def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
     with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
         before = group.pid()
-        for _ in range(AT):
-            group.step()
+        for step in range(AT):
+            group.step(step)
         px.snapshot(group)
-        went_on = [group.step() for _ in range(STEPS)]
+        went_on = [group.step(step) for step in range(STEPS)]
         px.restore(group)
         group.arm(1, went_on[0][1][1] // 2)
         with pytest.raises(px.WorkerDiedError):
-            group.step()
+            group.step(0)
 
         assert px.replace_ranks(group) == (1,)
 
-        assert [group.step() for _ in range(STEPS)] == went_on
+        assert [group.step(step) for step in range(STEPS)] == went_on
         assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
         assert group.mesh().size("tp") == tp

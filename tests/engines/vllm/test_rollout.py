@@ -15,6 +15,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import Endpoint
 from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm.endpoint import EndpointServer
 from phalanx.engines.vllm.vllm_imports import prepare
 from tests.conformance.engines import GREEDY, LENGTH, Reference
 from tests.engines.vllm.conftest import left_since, route_paths, things_of_engines
@@ -117,12 +118,6 @@ def test_prompts_answers_and_stops_can_be_texts(roles: Roles) -> None:
     assert stop not in str(stopped.text)
 
 
-def ask(endpoint: Endpoint, prompt: list[int] | str, **given: Any) -> dict[str, Any]:
-    """Return a completion by HTTP."""
-    body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
-    return post(endpoint, f"{endpoint.url}/completions", body)["choices"][0]
-
-
 def post(endpoint: Endpoint, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
     """Return the response to a request with the key; without a body it is a GET."""
     headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json"}
@@ -133,7 +128,11 @@ def post(endpoint: Endpoint, url: str, body: dict[str, Any] | None) -> dict[str,
 
 def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]:
     """Return the tokens of a completion by HTTP."""
-    return tuple(ask(endpoint, prompt, max_tokens=count, ignore_eos=True)["token_ids"])
+    body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "max_tokens": count}
+    answer = post(
+        endpoint, f"{endpoint.url}/completions", {**body, "ignore_eos": True, "return_token_ids": True}
+    )
+    return tuple(answer["choices"][0]["token_ids"])
 
 
 def test_the_endpoint_serves_the_weights_of_the_last_sync(roles: Roles) -> None:
@@ -254,14 +253,17 @@ def test_an_unknown_option_of_vllm_is_named_in_the_error(models: dict[str, str])
         px.WorkerGroup(pool, VllmRollout.bind(models["untied"], max_model_length=8))
 
 
-def test_a_token_may_begin_with_a_dash_and_a_used_port_is_refused() -> None:
+def server_of(options: dict[str, Any], port: int = 0, key: str = "k" * 16) -> EndpointServer:
+    """Return a server that is not started."""
     prepare()
-    from phalanx.engines.vllm.endpoint import EndpointServer
+    return EndpointServer("model", "127.0.0.1", port, key, options)
 
-    server = EndpointServer("model", "127.0.0.1", 0, "-token-of-16-characters", {"root_path": "-path"})
+
+def test_a_token_may_begin_with_a_dash_and_a_used_port_is_refused() -> None:
+    server = server_of({"root_path": "-path"}, key="-token-of-16-characters")
     port = server._socket.getsockname()[1]
     with pytest.raises(px.PhalanxError, match=rf"cannot listen at 127\.0\.0\.1, port {port}"):
-        EndpointServer("model", "127.0.0.1", port, "k" * 16, {})
+        server_of({}, port)
     server.close()
 
     assert server._given.api_key == ["-token-of-16-characters"]
@@ -277,10 +279,7 @@ def test_a_token_may_begin_with_a_dash_and_a_used_port_is_refused() -> None:
     ],
 )
 def test_options_of_the_server_are_python_values(options: dict[str, Any]) -> None:
-    prepare()
-    from phalanx.engines.vllm.endpoint import EndpointServer
-
-    server = EndpointServer("model", "127.0.0.1", 0, "k" * 16, {**options, "response_role": None})
+    server = server_of({**options, "response_role": None})
     server.close()
 
     given = {name: getattr(server._given, name) for name in options}
@@ -297,8 +296,5 @@ def test_options_of_the_server_are_python_values(options: dict[str, Any]) -> Non
     ],
 )
 def test_unknown_or_invalid_options_of_the_server_are_refused(options: dict[str, Any], message: str) -> None:
-    prepare()
-    from phalanx.engines.vllm.endpoint import EndpointServer
-
     with pytest.raises(px.DeclarationError, match=message):
-        EndpointServer("model", "127.0.0.1", 0, "k" * 16, options)
+        server_of(options)
