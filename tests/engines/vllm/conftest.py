@@ -1,4 +1,4 @@
-"""Fixtures and helpers for tests of vLLM: a cluster, small models, and leftovers of engines."""
+"""Fixtures and helpers for tests of vLLM: a cluster, small models and engines, and leftovers of engines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ import psutil
 import pytest
 
 import phalanx as px
+from phalanx.engines.vllm import VllmRollout
 
 HERE = Path(__file__).parent
+SMALL: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}
+"""Options of an engine for tests."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For all ranks: threads that wait for each other are slow on a machine with more ranks than cores."""
+KINDS = ("one accelerator", "two accelerators")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +53,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "tied Llama": save_model(folder / "llama", "Llama", tied=True),
         "words": save_tokenizer(folder / "words"),
     }
+
+
+def made(folder: str, kind: str, **options: Any) -> tuple[px.ResourcePool, px.WorkerGroup]:
+    """Return a pool, which closes its group, and a group with an engine of the kind on logical accelerators."""
+    two = kind == "two accelerators"
+    pool = px.ResourcePool([1], use_gpu=two, accelerators_per_slot=1 + two)
+    bound = VllmRollout.bind(folder, **SMALL, **options)
+    return pool, px.WorkerGroup(pool, bound, name="rollout", env=ONE_THREAD)
 
 
 def folders_of_sockets() -> set[str]:

@@ -12,8 +12,7 @@ import pytest
 
 import phalanx as px
 from tests.conformance.engines import EngineConformance
-from tests.engines.vllm.conftest import file_of_output, left_since, refuses, things_of_engines
-from tests.engines.vllm.kinds import made
+from tests.engines.vllm.conftest import file_of_output, left_since, made, refuses, things_of_engines
 from tests.engines.vllm.models import load_model
 
 

@@ -19,8 +19,7 @@ import phalanx as px
 from phalanx.engines import SamplingParams
 from phalanx.engines.vllm import VllmRollout
 from tests.conformance.engines import Source
-from tests.engines.vllm.conftest import left_since, refuses, things_of_engines
-from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL
+from tests.engines.vllm.conftest import KINDS, ONE_THREAD, SMALL, left_since, refuses, things_of_engines
 from tests.engines.vllm.models import load_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +29,7 @@ DRIVER = """
 import json, os, sys, time
 import psutil
 import phalanx as px
-from tests.engines.vllm.kinds import made
+from tests.engines.vllm.conftest import made
 px.init(num_cpus=4, num_gpus=2)
 pool, group = made(sys.argv[1], sys.argv[3], serve=True)
 told = {"pids": [], "urls": [endpoint.url for endpoint in px.engines.endpoints(group)]}
