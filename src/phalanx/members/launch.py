@@ -19,7 +19,7 @@ from phalanx.group.options import GroupOptions
 from phalanx.group.resize_plan import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.topology.accelerators import in_use
+from phalanx.topology.accelerators import accelerator
 from phalanx.topology.environment import rank_environment
 from phalanx.topology.slots import Slot, SlotView, id_key
 from phalanx.wire.messages import STORE_VARIABLE, RankConfig
@@ -201,7 +201,7 @@ def _rank_configs(
     setups: list[RankConfig] = []
     for rank, endpoint in enumerate(endpoints):
         facts, holding = endpoint.facts.slot, pool.holdings[endpoint.slot.pool]
-        kind = in_use(holding.resource, {}) if holding.resource else None
+        kind = accelerator(holding.resource) if holding.resource else None
         own = holding.accelerators.get(endpoint.slot, facts.accelerator_ids)
         local_rank, local_size = view.local_ranks[rank], view.local_world_sizes[rank]
         environment = rank_environment(
@@ -215,7 +215,7 @@ def _rank_configs(
             own_ids=own,
             node_ids=devices_on[facts.node_id],
             # A rank without accelerators gets a mask that hides CUDA, which torch would otherwise use.
-            accelerator=kind or (None if facts.accelerator_ids else in_use("GPU", {})),
+            accelerator=kind or (None if facts.accelerator_ids else accelerator("GPU")),
             cpus_of_node=facts.cpus_of_node,
             slots_on_node=slots_on[facts.node_id],
             threads=facts.threads,

@@ -207,7 +207,7 @@ class ResourcePool:
         """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
         if self._whole:
             ids = [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
-            order = order_ranks(self._view.slots, [SlotInfo("", "", "", found) for found in ids])
+            order = order_ranks(self._view.slots, ids)
             self._view = SlotView(tuple(self._view.slots[index] for index in order))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:

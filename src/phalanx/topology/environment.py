@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import Accelerator, visible_value
+from phalanx.topology.accelerators import Accelerator
 
 Visible = Literal["own", "node"]
 
@@ -65,7 +65,7 @@ def rank_environment(
         MASTER_PORT=str(master_port),
     )
     if accelerator is not None:
-        env.update(dict.fromkeys(accelerator.visible, visible_value(mask)))
+        env[accelerator.visible] = ",".join(mask)
     _check_text(env)
     return env
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from phalanx.errors import DeclarationError, PlacementError
+from phalanx.errors import DeclarationError
 
 
 @dataclass(frozen=True)
@@ -151,39 +151,21 @@ def slots_of(block_sizes: Sequence[int], pool: str) -> SlotView:
     return SlotView(tuple(Slot(b, i, pool) for b, count in enumerate(block_sizes) for i in range(count)))
 
 
-def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotInfo]) -> tuple[int, ...]:
+def order_ranks(slots: Sequence[Slot], accelerators: Sequence[Sequence[str]]) -> tuple[int, ...]:
     """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot of ``rank``.
 
     Local blocks keep their order. Within a block, slots are sorted by accelerator id (numbers first, then names such as
-    UUIDs); slots without accelerators, and ties, are sorted by bundle.
-
-    Raises:
-        PlacementError: if ``facts`` and ``slots`` differ in length, or the slots of a block report different nodes.
+    UUIDs); slots without accelerators, and ties, are sorted by bundle. ``accelerators`` are ids by slot.
     """
-    if len(slots) != len(facts):
-        raise PlacementError(
-            f"{len(facts)} reports for {len(slots)} slots; expected one for each slot, in the same order"
-        )
     order: list[int] = []
     for block in SlotView(tuple(slots)).blocks:
-        _check_one_node([slots[i] for i in block], [facts[i] for i in block])
-        order += sorted(block, key=lambda i: (id_key(facts[i].accelerator_ids), slots[i].bundle))
+        order += sorted(block, key=lambda i: (id_key(accelerators[i]), slots[i].bundle))
     return tuple(order)
 
 
 def id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
     """Return the sort key of accelerator ids: numbers by value, then names by text."""
     return tuple((0, int(i), "") if i.isascii() and i.isdigit() else (1, 0, i) for i in ids)
-
-
-def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotInfo]) -> None:
-    nodes = {fact.node_id: fact for fact in facts}
-    if len(nodes) > 1:
-        where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())
-        raise PlacementError(
-            f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a "
-            "block must stay on one node. Its placement was changed from outside: close it and create another"
-        )
 
 
 def checked_shape(given: Any) -> tuple[int, ...]:
