@@ -9,11 +9,11 @@ from tests.weights.weight_workers import NAME, Actor, Rollout, same
 
 
 def main() -> None:
-    """Sync from a rank on one of the nodes to a rank on each node. Logical GPUs limit the groups on a node."""
+    """Sync from a rank on one of the nodes to ranks on both, since three logical GPUs limit the ranks of a node."""
     with (
-        several_nodes(2, num_cpus=2, num_gpus=2),
+        several_nodes(2, num_cpus=3, num_gpus=3),
+        px.ResourcePool([2, 2], use_gpu=True, max_colocate_count=1) as theirs,
         px.ResourcePool([1], use_gpu=True, max_colocate_count=1) as ours,
-        px.ResourcePool([1, 1], use_gpu=True, max_colocate_count=1) as theirs,
         px.WorkerGroup(ours, Actor) as actor,
         px.WorkerGroup(theirs, Rollout) as rollout,
         px.WeightSync(actor, rollout, NAME, verify="full") as sync,
@@ -22,7 +22,7 @@ def main() -> None:
             actor.train()
             sync()
         are_equal = all(same(one, actor.values()[0]) for one in rollout.values())
-        tell({"equal": are_equal, "hops": sorted(row[2:4] for row in sync.explain().rows)})
+        tell({"equal": are_equal, "hops": sorted({row[2:4] for row in sync.explain().rows})})
 
 
 if __name__ == "__main__":
