@@ -11,7 +11,6 @@ from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.cli.common import duration, rank_status, running_calls
-from phalanx.cli.logs_command import last_lines
 from phalanx.cli.stack_command import by_place
 from phalanx.cli.top_command import render
 from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
@@ -101,8 +100,3 @@ def test_ranks_with_the_same_stack_are_shown_together() -> None:
         ("rank 1 (host host, pid 101): idle", '  File "b.py", line 1 in loop'),
         ("rank 3 (host host, pid 103): cannot be reached", "  its process has ended"),
     ]
-
-
-@pytest.mark.parametrize(("tail", "texts"), [(None, "a b c"), (0, ""), (1, "c"), (4, "a b c")])
-def test_the_last_log_lines_of_a_rank_are_kept(tail: int | None, texts: str) -> None:
-    assert last_lines(["a", "b", "c"], tail) == texts.split()

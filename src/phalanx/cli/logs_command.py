@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated
@@ -48,7 +49,7 @@ def logs(
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
                     for entry, texts in zip(ranks, [next(file) for file in files], strict=True):
-                        for text in last_lines(texts, tail):
+                        for text in deque(texts, maxlen=tail):
                             line = prefix_of(found.label, [entry.rank], [entry.host]) + text
                             typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
                     if not follow:
@@ -76,8 +77,3 @@ def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[li
             offset += len(data)
             texts += lines.feed(data)
         yield texts if follow else [*texts, *lines.finish()]
-
-
-def last_lines(texts: list[str], tail: int | None) -> list[str]:
-    """Return the last ``tail`` lines of a file; None: all."""
-    return texts if tail is None else texts[max(0, len(texts) - tail) :]
