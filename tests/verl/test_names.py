@@ -21,13 +21,16 @@ def verl(python: Path) -> Path:
 def test_every_name_that_verl_imports_is_in_the_reference(verl: Path) -> None:
     listed = {(module, name) for module, names in table("Imported").items() for name in names}
 
-    assert imported(outside(verl)) - listed == set()
+    used = imported(outside(verl))
+    assert len(used) > 10
+    assert used - listed == set()
 
 
 def test_every_name_that_verl_touches_is_in_the_reference(verl: Path) -> None:
     listed = table("Touched")
     used = touched(outside(verl), defined(verl / "single_controller"))
 
+    assert {"RayWorkerGroup", "Worker"} <= used.keys()
     assert {
         cls: names - listed.get(cls, set()) for cls, names in used.items() if names - listed.get(cls, set())
     } == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -29,20 +28,16 @@ def own_module(folder: Path, name: str, text: str) -> str:
     return str(folder)
 
 
-def test_an_installed_phalanx_leaves_verl_unchanged_by_default(
+def test_an_installed_phalanx_replaces_the_controller_only_if_the_variable_is_set(
     interpreter: Interpreter, plugin: Path
 ) -> None:
-    ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin))
+    unasked, asked = (
+        interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin), VERL_USE_EXTERNAL_MODULES="", **variables)
+        for variables in ({}, {"PHALANX_VERL": "1"})
+    )
 
-    assert controller(ran) == THEIRS
-
-
-def test_the_variable_phalanx_verl_is_enough_if_phalanx_is_installed(
-    interpreter: Interpreter, plugin: Path
-) -> None:
-    ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin), PHALANX_VERL="1", VERL_USE_EXTERNAL_MODULES="")
-
-    assert controller(ran).startswith(OURS)
+    assert controller(unasked) == THEIRS
+    assert controller(asked).startswith(OURS)
 
 
 @pytest.mark.parametrize("policy", ["none", "another_plugin"])
@@ -68,19 +63,6 @@ def test_an_earlier_plugin_that_imports_verls_controller_ends_the_process(
     assert ran.returncode != 0
     assert THEIRS not in ran.stdout
     assert "verl.single_controller" in ran.stderr and PLUGIN in ran.stderr
-
-
-def test_a_newer_patch_release_of_verl_works_with_a_warning(interpreter: Interpreter, tmp_path: Path) -> None:
-    origin = interpreter.run("-c", "import verl; print(verl.__file__)").stdout.split()[-1]
-    newer = tmp_path / "newer" / "verl"
-    shutil.copytree(Path(origin).parent, newer, ignore=shutil.ignore_patterns("__pycache__"))
-    (newer / "version" / "version").write_text("0.9.7\n")
-    own_module(tmp_path, "program", WHOSE)
-
-    ran = interpreter.run("-m", "phalanx", "verl", "program.py", PATH_FIRST=str(newer.parent))
-
-    assert controller(ran).startswith(OURS)
-    assert "version 0.9.7" in ran.stderr and "tested with verl 0.9.1" in ran.stderr
 
 
 PROGRAM = """
