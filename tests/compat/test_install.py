@@ -66,7 +66,7 @@ def test_import_alone_installs_nothing_and_install_refuses_another_module_named_
         """
         import sys, types
         import phalanx.compat.verl
-        print("verl" in sys.modules, any("Names" in type(finder).__name__ for finder in sys.meta_path))
+        print("verl" in sys.modules, any("phalanx" in type(finder).__module__ for finder in sys.meta_path))
         sys.modules["verl"] = types.ModuleType("verl")
         try:
             phalanx.compat.verl.install()

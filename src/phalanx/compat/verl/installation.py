@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import warnings
@@ -12,34 +11,37 @@ from typing import Any
 
 from phalanx.compat.verl import overlay as over_verl
 from phalanx.compat.verl.errors import AlreadyImported
-from phalanx.compat.verl.redirect import HOME, Redirect, home_of
+from phalanx.compat.verl.redirect import HOME, Redirect, amend_ray_init, home_of
 
 _NAME = "verl"
+#: Attribute of ``ray.init`` that provides the names.
+_MARK = "phalanx"
 #: A folder with a package ``verl`` that provides the names in processes with the folder on their path.
 ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
 
 
-class _TutorialNames(Redirect):
-    """Finder of the tutorial's names of verl. Other names of verl raise an error with advice."""
+def _home_of(fullname: str) -> str | None:
+    """Return the module of this package for a name of verl; None for other packages.
 
-    def home_of(self, fullname: str) -> str | None:
-        """Return the module of this package for a name of verl; None for other packages.
+    Raises:
+        ModuleNotFoundError: if this package does not provide that name of verl.
+    """
+    package, _, name = fullname.partition(".")
+    if package != _NAME:
+        return None
+    home = home_of(name)
+    if home is None:
+        raise ModuleNotFoundError(
+            f"No module named {fullname!r}: verl is not installed, and Phalanx provides only "
+            "verl.single_controller and what verl's tutorial imports (docs/migrating-from-verl.md). For all else: "
+            "pip install verl",
+            name=fullname,
+        )
+    return home
 
-        Raises:
-            ModuleNotFoundError: if this package does not provide that name of verl.
-        """
-        package, _, name = fullname.partition(".")
-        if package != _NAME:
-            return None
-        home = home_of(name)
-        if home is None:
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: verl is not installed, and Phalanx provides only "
-                "verl.single_controller and what verl's tutorial imports (docs/migrating-from-verl.md). For all else: "
-                "pip install verl",
-                name=fullname,
-            )
-        return home
+
+#: Finder of the tutorial's names of verl.
+_FINDER = Redirect(_home_of)
 
 
 def install(*, overlay: bool = False) -> None:
@@ -83,8 +85,8 @@ def install_here(*, strict: bool) -> None:
                 "installed verl; call phalanx.compat.verl.install() before the first import of verl"
             )
         return
-    if not any(isinstance(finder, _TutorialNames) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TutorialNames())
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
     sys.modules[_NAME] = home
 
 
@@ -127,9 +129,8 @@ def _reach_children() -> None:
 def _reach_jobs() -> None:
     """Provide the names in the Ray processes of this driver, on a cluster that it joins later."""
     import ray
-    from ray.job_config import JobConfig
 
-    if getattr(ray.init, "phalanx", False):
+    if hasattr(ray.init, _MARK):
         return
     if ray.is_initialized() and ALIAS_FOLDER not in sys.path:
         warnings.warn(
@@ -139,16 +140,16 @@ def _reach_jobs() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    original = ray.init
+    amend_ray_init(_MARK, _with_alias)
 
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("job_config") or JobConfig()
-        paths = getattr(config, "_py_driver_sys_path", None)
-        if isinstance(paths, list) and ALIAS_FOLDER not in paths:
-            paths.append(ALIAS_FOLDER)
-            kwargs["job_config"] = config
-        return original(*args, **kwargs)
 
-    init.phalanx = True  # type: ignore[attr-defined]
-    ray.init = init
+def _with_alias(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of ``ray.init`` that put the alias folder on the path of this driver's Ray processes."""
+    from ray.job_config import JobConfig
+
+    config = kwargs.get("job_config") or JobConfig()
+    paths = getattr(config, "_py_driver_sys_path", None)
+    if isinstance(paths, list) and ALIAS_FOLDER not in paths:
+        paths.append(ALIAS_FOLDER)
+        return {**kwargs, "job_config": config}
+    return kwargs

@@ -9,7 +9,6 @@ error is raised: a program never continues with verl's own controller unnoticed.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import json
@@ -22,7 +21,7 @@ from typing import Any
 
 from phalanx.compat.verl.batches import register_row_types
 from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
-from phalanx.compat.verl.redirect import Redirect, home_of
+from phalanx.compat.verl.redirect import Redirect, amend_ray_init, home_of
 from phalanx.config import overlays_verl, own_variables
 from phalanx.worker.bootstrap import importing
 
@@ -38,19 +37,20 @@ TESTED = "0.9.1"
 _USED = ("protocol", "single_controller", "utils.transferqueue_utils", "plugin.platform")
 
 
-class _Overlay(Redirect):
-    """Finder that imports verl's controller from this package."""
+def _home_of(fullname: str) -> str | None:
+    """Return this package's module for a module of verl's controller; None for other modules."""
+    if fullname == _CONTROLLER or fullname.startswith(f"{_CONTROLLER}."):
+        return home_of(fullname.partition(".")[2])
+    return None
 
-    def home_of(self, fullname: str) -> str | None:
-        """Return this package's module for a module of verl's controller; None for other modules."""
-        if fullname == _CONTROLLER or fullname.startswith(f"{_CONTROLLER}."):
-            return home_of(fullname.partition(".")[2])
-        return None
+
+#: Finder that imports verl's controller from this package.
+_FINDER = Redirect(_home_of)
 
 
 def active() -> bool:
     """Return whether this process has the overlay."""
-    return any(isinstance(finder, _Overlay) for finder in sys.meta_path)
+    return _FINDER in sys.meta_path
 
 
 def install() -> None:
@@ -64,7 +64,9 @@ def install() -> None:
     _warn_of_other_release()
     _check_jobs()
     os.environ.update(carried(os.environ))
-    reach_jobs()
+    amend_ray_init(
+        "phalanx_overlay", _with_environment
+    )  # so that it reaches every Ray process of this driver
 
 
 def install_here() -> None:
@@ -72,7 +74,7 @@ def install_here() -> None:
     if not active():
         check_verl()
         _check_nothing_early()
-        sys.meta_path.insert(0, _Overlay())
+        sys.meta_path.insert(0, _FINDER)
     register_row_types()
 
 
@@ -200,28 +202,12 @@ def carried(environment: Mapping[str, str]) -> dict[str, str]:
     return {ASKED: "1", HOOK: ",".join([PLUGIN, *modules])}
 
 
-def reach_jobs() -> None:
-    """Make ``ray.init`` pass the variables to every Ray process of this driver. Idempotent."""
-    import ray
-
-    if getattr(ray.init, "phalanx_overlay", False):
-        return
-    original = ray.init
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        submitted = os.environ.get(_SUBMITTED)
-        if submitted is None:
-            return original(*args, **_with_environment(kwargs))
-        kwargs, os.environ[_SUBMITTED] = _in_a_job(kwargs, submitted)
-        return original(*args, **kwargs)
-
-    init.phalanx_overlay = True  # type: ignore[attr-defined]
-    ray.init = init
-
-
 def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of ``ray.init`` with the overlay's variables and this library's settings."""
+    submitted = os.environ.get(_SUBMITTED)
+    if submitted is not None:
+        amended, os.environ[_SUBMITTED] = _in_a_job(kwargs, submitted)
+        return amended
     config = kwargs.get("job_config")
     if config is None or kwargs.get("runtime_env") is not None:
         return {**kwargs, "runtime_env": _amended(kwargs.get("runtime_env"))}

@@ -1,13 +1,15 @@
-"""A finder that imports modules under other names: the same modules, not copies."""
+"""Modules under other names (the same modules, not copies), and arguments that ``ray.init`` gets besides its own."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 #: Package with verl's names, and the modules of verl whose names are in a module of another name there.
 HOME = "phalanx.compat.verl"
@@ -36,11 +38,10 @@ def home_of(name: str) -> str | None:
 
 
 class Redirect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder and loader of modules for which :meth:`home_of` names another module."""
+    """A finder and loader of modules for which ``home_of`` returns another name; None leaves them to other finders."""
 
-    def home_of(self, fullname: str) -> str | None:
-        """Return the name of the module to import as ``fullname``; None leaves it to other finders."""
-        raise NotImplementedError
+    def __init__(self, home_of: Callable[[str], str | None]) -> None:
+        self.home_of = home_of
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,3 +65,19 @@ class Redirect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         alias = module.__spec__
         if alias is not None and alias.loader is self:
             module.__spec__ = alias.loader_state
+
+
+def amend_ray_init(mark: str, amend: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Make ``ray.init`` pass its keyword arguments through ``amend``, once for each ``mark``."""
+    import ray
+
+    original = ray.init
+    if hasattr(original, mark):
+        return
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **amend(kwargs))
+
+    setattr(init, mark, True)
+    ray.init = init

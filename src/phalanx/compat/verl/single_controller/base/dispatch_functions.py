@@ -155,25 +155,22 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
     return [[args[0]] * worker_group.world_size, *rows], kwargs
 
 
-def _concat_data_proto_or_future(output: list[Any]) -> Any:
+def _joined(output: list[Any]) -> Any:
     """Join the rows of all outputs. For references, return a future of the joined rows."""
-    return protocol().BatchData(output).concat()
-
-
-def _concatable(output: list[Any]) -> list[Any]:
-    if not protocol().BatchData(output).is_concatable():
+    batch = protocol().BatchData(output)
+    if not batch.is_concatable():
         types = sorted({type(one).__name__ for one in output})
         raise CallCheckFailed(
             f"expecting concatable output, but got element type {type(output[0]) if output else 'empty'}: the method "
             f"returned [{', '.join(types)}] where rows are joined. Expected a DataProto or a TensorDict of every rank; "
             "for other outputs register it with Dispatch.DP_COMPUTE_METRIC (a list by rank)"
         )
-    return output
+    return batch.concat()
 
 
 def collect_dp_compute_data_proto(worker_group: Any, output: Any) -> Any:
     """Join the rows of all ranks."""
-    return _concat_data_proto_or_future(collect_dp_compute(worker_group, _concatable(output)))
+    return _joined(collect_dp_compute(worker_group, output))
 
 
 def dispatch_nd_compute(
@@ -192,11 +189,8 @@ def dispatch_nd_compute(
 
 def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
     """Return the outputs of the ranks whose mask is set, in rank order."""
-    if len(output) != worker_group.world_size:
-        raise CallCheckFailed(
-            f"{len(output)} outputs of a group of {worker_group.world_size}: expected one of each rank"
-        )
-    return [output[rank] for rank in range(worker_group.world_size) if collect_mask[rank]]
+    outputs = collect_dp_compute(worker_group, output)
+    return [one for one, is_collected in zip(outputs, collect_mask, strict=True) if is_collected]
 
 
 def dispatch_nd_compute_dataproto(
@@ -209,7 +203,7 @@ def dispatch_nd_compute_dataproto(
 
 def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, output: Any) -> Any:
     """Join the rows of the ranks whose mask is set."""
-    return _concat_data_proto_or_future(_concatable(collect_nd_compute(collect_mask, worker_group, output)))
+    return _joined(collect_nd_compute(collect_mask, worker_group, output))
 
 
 def _asked_once(known: dict[str, Any], mesh_name: str, query: str, worker_group: Any) -> list[Any]:
@@ -273,4 +267,4 @@ def dispatch_megatron_compute_data_proto(worker_group: Any, *args: Any, **kwargs
 
 def collect_megatron_compute_data_proto(worker_group: Any, output: Any) -> Any:
     """Join the rows of the dp ranks."""
-    return _concat_data_proto_or_future(_concatable(collect_megatron_compute(worker_group, output)))
+    return _joined(collect_megatron_compute(worker_group, output))

@@ -1,7 +1,7 @@
 """Groups on Ray: the names of ``verl.single_controller.ray``."""
 
-from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
-from phalanx.compat.verl.single_controller.ray.colocated import (
+from phalanx.compat.verl.single_controller.ray.classes import (
+    RayClassWithInitArgs,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
 )

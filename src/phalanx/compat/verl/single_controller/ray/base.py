@@ -1,9 +1,9 @@
 """The names of ``verl.single_controller.ray.base``, from the modules of this package."""
 
 # ruff: noqa: F401
-from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
-from phalanx.compat.verl.single_controller.ray.colocated import (
+from phalanx.compat.verl.single_controller.ray.classes import (
     FusedWorkerCLSName,
+    RayClassWithInitArgs,
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
     create_colocated_worker_raw_cls,

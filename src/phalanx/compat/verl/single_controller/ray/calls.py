@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.worker_actor import portable
 from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
@@ -123,11 +122,6 @@ def _trimmed(padding: int, total: int, output: Any) -> Any:
     if isinstance(output, list | tuple) or not hasattr(output, "__len__") or len(output) != total:
         return output
     return output[: total - padding]
-
-
-def traced(call: Call | None, nbytes: int) -> dict[str, Any]:
-    """Return the extra argument of a traced call; empty for other calls."""
-    return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
 
 
 class PayloadEncoder:

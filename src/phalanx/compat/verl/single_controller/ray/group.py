@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
-from phalanx.compat.verl.single_controller.ray.calls import (
-    GroupMethod,
-    PayloadEncoder,
-    func_generator,
-    traced,
-)
+from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, PayloadEncoder, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_random_string
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
 
 if TYPE_CHECKING:
     # This module loads the runtime.
-    from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks, TrackedCalls
+    from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks
 
-_OF_THIS_PROCESS = ("_connection", "wg_dict", "_calls", "_started", "_made")
+_OF_THIS_PROCESS = ("_connection", "wg_dict", "_started", "_made")
 """Attributes that are not copied to other groups of the same workers."""
 
 
@@ -90,7 +86,6 @@ class RayWorkerGroup(WorkerGroup):
         self._ray_master_port_range = master_port_range
         self._role = ""
         self._connection: Connection | None = None
-        self._calls: TrackedCalls | None = None
         self._started: StartedRanks | None = None  # of this group, or of the group whose role it is
         self._made = threading.local()
         if resource_pool is None:
@@ -115,7 +110,6 @@ class RayWorkerGroup(WorkerGroup):
         started = start(self, "STRICT_PACK" if bin_pack else "PACK")
         self._workers, self._worker_names = started.handles, started.names
         self._master_addr, self._master_port = started.master
-        self._calls = started.calls
         self._started = started
         weakref.finalize(started, started.release)
 
@@ -150,7 +144,7 @@ class RayWorkerGroup(WorkerGroup):
         """Return the group of a role: the same workers, with the role's methods and meshes."""
         own: dict[str, Any] = {"_dispatch_info": {}, "_collect_info": {}}
         group = _rebuild(type(self), {**self._state(), **role, **own}, [])
-        group._calls, group._started = self._calls, self._started
+        group._started = self._started
         return group
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
@@ -213,25 +207,13 @@ class RayWorkerGroup(WorkerGroup):
         named = {key: [value] * len(workers) for key, value in kwargs.items()}
         return self._deal(workers, method_name, columns, named)
 
-    def _begin(self, method_name: str, ranks: int, payloads: PayloadEncoder) -> Call | None:
-        """Begin a tracked call, if this process started the ranks; else return None."""
-        if self._calls is None:
-            return None
-        return self._calls.begin(self._on_handle(method_name), ranks, payloads.stored)
-
-    def _sent(self, call: Call | None, refs: list[Any]) -> list[Any]:
-        if call is not None and self._calls is not None:
-            self._calls.sent(call, refs)
-            self._made.last = call, refs
-        return refs
-
     def _call_of(self, output: Any) -> Call | None:
         """Return this thread's last call, if ``output`` is the call's references or only reference."""
         call, refs = self._made.__dict__.pop("last", (None, ()))
         return call if call is not None and (output is refs or output is refs[0]) else None
 
     def _deal(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
-        """Call workers, each with its element of every argument."""
+        """Call workers, each with its element of every argument. Calls of own ranks are tracked."""
         self._check_cluster()
         payloads = PayloadEncoder()
         columns: list[list[Any]] = [*args, *kwargs.values()]
@@ -247,14 +229,19 @@ class RayWorkerGroup(WorkerGroup):
             )
             for rank in range(len(workers))
         ]
-        call = self._begin(method_name, len(workers), payloads)
+        tracker = None if self._started is None else self._started.calls
+        method = self._on_handle(method_name)
+        call = None if tracker is None else tracker.begin(method, len(workers), payloads.stored)
         refs: list[Any] = []
         for rank, (worker, (positional, named)) in enumerate(zip(workers, arguments, strict=True)):
-            trace = traced(call, payloads.nbytes(column[rank] for column in columns))
-            refs.append(
-                self._execute_remote_single_worker(worker, method_name, *positional, **named, **trace)
-            )
-        return self._sent(call, refs)
+            if call is not None and call.trace:
+                nbytes = payloads.nbytes(column[rank] for column in columns)
+                named[TRACED] = call.trace, call.number, nbytes
+            refs.append(self._execute_remote_single_worker(worker, method_name, *positional, **named))
+        if tracker is not None and call is not None:
+            tracker.sent(call, refs)
+            self._made.last = call, refs
+        return refs
 
     def _wait(self, output: Any) -> Any:
         """Return the values of references. A tracked call raises one error for all its ranks."""
@@ -313,7 +300,6 @@ def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
         state,
         _connection=Connection(),
         wg_dict=None,
-        _calls=None,
         _started=None,
         _made=threading.local(),
     )
