@@ -180,8 +180,8 @@ class Mesh:
         inner = ", ".join(f"{name}={size}" for name, size in self.sizes)
         return f"Mesh({inner})" if self.layout is None else f"Mesh({inner}; ranks as reported)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.sizes, self.layout)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"sizes": self.sizes, "layout": self.layout}  # not what follows from them
 
     def _set(self, sizes: tuple[tuple[str, int], ...], layout: tuple[Coordinates, ...] | None) -> None:
         object.__setattr__(self, "sizes", sizes)
@@ -248,12 +248,6 @@ class Mesh:
                     f"{self!r}.{verb}({_call(coordinates)}): {name}={at!r}; expected an integer "
                     f"from 0 to {size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
                 )
-
-
-def _rebuild(sizes: tuple[tuple[str, int], ...], layout: tuple[Coordinates, ...] | None) -> Mesh:
-    mesh = Mesh.__new__(Mesh)
-    mesh._set(sizes, layout)
-    return mesh
 
 
 def _checked_axes(axes: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -51,7 +51,6 @@ class SlotView:
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slots", tuple(self.slots))
         if not self.slots:
             raise DeclarationError("a pool view without slots; expected at least one slot")
         if len(set(self.slots)) != len(self.slots):
@@ -177,11 +176,9 @@ def checked_shape(given: Any) -> tuple[int, ...]:
     advice = (
         "expected a list of positive whole numbers, one per block: [4] is one block of 4, [8, 8] two of 8"
     )
-    if isinstance(given, bool):
-        raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
-    if isinstance(given, int):
+    if isinstance(given, int) and not isinstance(given, bool):
         raise DeclarationError(f"process_on_nodes={given!r} is a single number; {advice}. Write [{given}]")
-    if isinstance(given, str | bytes | dict) or not hasattr(given, "__iter__"):
+    if isinstance(given, bool | str | bytes | dict) or not hasattr(given, "__iter__"):
         raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
     counts = tuple(given)
     if not counts:
