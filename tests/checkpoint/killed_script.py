@@ -1,4 +1,4 @@
-"""A driver that trains two ranks on their own samples, saves each step, and prints its reward."""
+"""A driver that trains two ranks on noise of their own generators, saves each step, and prints its rewards."""
 
 from __future__ import annotations
 
@@ -7,44 +7,13 @@ import os
 import sys
 
 import torch
-import torch.distributed as dist
 
 import phalanx as px
+from tests.checkpoint.save_workers import Trainer
 
 STEPS = 12
-SAMPLES = 8
+WIDTH = 100_000  # of a layer, so that a kill may hit a write
 TOLD = "told: "
-
-
-class Actor(px.Worker):
-    """Approaches a target known only by the rewards of samples. ``ballast`` makes its state larger."""
-
-    def __init__(self) -> None:
-        dist.init_process_group("gloo")
-        torch.manual_seed(7)
-        self.model = torch.nn.Linear(64, 4)
-        self.ballast = torch.nn.Linear(1024, 1024)
-        self.optimizer = torch.optim.Adam([*self.model.parameters(), *self.ballast.parameters()], lr=0.05)
-        torch.manual_seed(100 + self.rank)
-        px.register_state(
-            self,
-            model=torch.nn.ModuleDict({"model": self.model, "ballast": self.ballast}),
-            optimizer=self.optimizer,
-        )
-
-    @px.register(px.Dispatch.ROWS)
-    def train(self, questions: torch.Tensor) -> torch.Tensor:
-        means = self.model(questions)
-        actions = means.detach() + torch.randn(means.shape)
-        rewards = -(actions - questions[:, :4]).square().sum(dim=1)
-        gain = (rewards - rewards.mean())[:, None] * -(actions - means).square()
-        idle = 1e-6 * self.ballast.weight.square().mean()
-        self.optimizer.zero_grad()
-        (idle - gain.mean()).backward()
-        for parameter in self.model.parameters():
-            dist.all_reduce(parameter.grad)
-        self.optimizer.step()
-        return rewards
 
 
 def tell(what: object) -> None:
@@ -55,15 +24,15 @@ def tell(what: object) -> None:
 def main(address: str, path: str) -> None:
     """Print the pids of the ranks, then ``[step, rewards]`` after each step, from the last complete step on."""
     px.init(backend="ray", address=address, log_to_driver=False)
-    state = {"questions": torch.Generator().manual_seed(3), "rewards": []}
+    state = {"scale": torch.Generator().manual_seed(3), "rewards": []}
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
-        actor = px.WorkerGroup(pool, Actor)
+        actor = px.WorkerGroup(pool, Trainer.bind(width=WIDTH, alike=False))
         with px.checkpoint.CheckpointManager(path, {"actor": actor}, state=state, keep=2) as run:
             first = (run.resume() or 0) + 1
             tell(actor.run(lambda _: os.getpid()))
             for step in range(first, STEPS + 1):
-                rewards = actor.train(torch.randn(SAMPLES, 64, generator=state["questions"]))
-                state["rewards"].append(rewards.mean().item())
+                scale = torch.rand(1, generator=state["scale"]).item()
+                state["rewards"].append([scale * loss for loss in actor.step()])
                 tell([step, state["rewards"]])
                 if step % 2:
                     run.save(step)

@@ -33,11 +33,11 @@ def saved(path: Path | str, step: Any, *, keep: Any = None, data: bytes = b"weig
 
 
 class Trainer(px.Worker):
-    """Trains a small network, the same on every rank, with noise from the generators."""
+    """Trains a small network with noise from the generators, which are ``alike`` on all ranks or not."""
 
-    def __init__(self, seed: int = 0, rng: bool = True) -> None:
-        torch.manual_seed(seed)
-        self.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
+    def __init__(self, seed: int = 0, rng: bool = True, width: int = 10, alike: bool = True) -> None:
+        torch.manual_seed(seed if alike else seed + self.rank)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Linear(width, 3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}

@@ -18,10 +18,10 @@ import pytest
 import ray
 
 from phalanx.checkpoint.steps import listed
+from tests.checkpoint import killed_script
 from tests.checkpoint.killed_script import STEPS, TOLD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
-SCRIPT = Path(__file__).with_name("killed_script.py")
 _LIVES = 4  # of which the last one is not killed
 _LATER_S = 0.4  # a step with its save takes some 0.2 s
 
@@ -30,11 +30,17 @@ class Life:
     """One process of the script."""
 
     def __init__(self, path: Path) -> None:
-        command = [sys.executable, str(SCRIPT), ray.get_runtime_context().gcs_address, str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            killed_script.__name__,
+            ray.get_runtime_context().gcs_address,
+            str(path),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.why = ""
         self.ranks: list[int] = []
-        self.rewards: dict[int, float] = {}
+        self.rewards: dict[int, list[float]] = {}
         self.over = False
 
     def lines(self) -> Iterator[Any]:
@@ -60,7 +66,7 @@ class Life:
             os.kill(pid, signal.SIGKILL)
 
 
-def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, float]:
+def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, list[float]]:
     """Return the rewards by step of the life that completed; check complete steps after each life."""
     chance = random.Random(seed)
     for number in range(_LIVES):
@@ -80,7 +86,7 @@ def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
     """The rewards of an undisturbed run."""
     life = Life(tmp_path_factory.mktemp("whole") / "run")
     for _ in life.lines():
@@ -95,7 +101,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=SOAK) for seed in (1, *range(3, 32)))])
 def test_a_killed_run_has_the_rewards_of_an_undisturbed_run(
-    seed: int, expected: dict[int, float], tmp_path: Path
+    seed: int, expected: dict[int, list[float]], tmp_path: Path
 ) -> None:
     assert (
         rewards_of_a_killed_run(tmp_path / "run", seed) == expected
