@@ -9,13 +9,6 @@ from bench.stats import Case, Goal, Sample, judge, rows_of, summarise
 CASE = Case("broadcast", 4, 256)
 
 
-def samples(**seconds: list[float]) -> list[Sample]:
-    names = {"bare": "bare Ray"}
-    return [
-        Sample(CASE, names.get(name, name), value) for name, values in seconds.items() for value in values
-    ]
-
-
 def test_summary_has_median_extremes_and_quartiles() -> None:
     summary = summarise([5.0, 1.0, 2.0, 4.0, 3.0])
     found = (summary.low, summary.q1, summary.median, summary.q3, summary.high, summary.count)
@@ -23,12 +16,6 @@ def test_summary_has_median_extremes_and_quartiles() -> None:
     assert summarise([1.0, 1.0, 100.0]).median == 1.0
     with pytest.raises(ValueError, match="at least one repetition"):
         summarise([])
-
-
-def test_the_ratio_is_above_one_if_phalanx_is_faster_and_none_without_a_measurement() -> None:
-    (row,) = rows_of(samples(phalanx=[1.0, 1.2, 0.8], verl=[8.0, 9.0, 10.0]), {})
-    (other,) = rows_of(samples(verl=[8.0]), {})
-    assert (row.ratio("verl"), other.ratio("verl")) == (9.0, None)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +30,8 @@ def test_goal_is_judged_on_medians(medians: dict[str, float], met: bool | None) 
     assert judge(Goal("verl", 1 / 8), {name: summarise([value]) for name, value in medians.items()}) is met
 
 
-def test_goals_and_cases_have_readable_texts() -> None:
-    assert Goal("verl", 1 / 8).words() == ">= 8x faster than verl"
+def test_a_goal_has_a_readable_text() -> None:
     assert Goal("floor", 2.0).words() == "<= 2x floor"
-    assert Case("split_gather", 1, 16).label() == "split gather, 1 rank, 16 MB"
 
 
 def test_rows_keep_the_order_of_measurement() -> None:

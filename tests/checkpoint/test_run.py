@@ -16,7 +16,6 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.testing import faults
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -139,19 +138,6 @@ def test_resume_restores_channels_and_staleness(group: px.WorkerGroup, path: str
         assert staleness.stats.rows.trained == 8
 
 
-def test_rows_in_no_saved_channel_return_their_quota(group: px.WorkerGroup, path: str) -> None:
-    with begun(path) as (channel, staleness, run):
-        group.generate(staleness, channel, 4)
-        with channel.take_rows(6, WITHIN):
-            pass  # delivered, and not trained on
-        run.save(1)
-    with begun(path) as (channel, staleness, run):
-        run.resume()
-
-        assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
-        assert staleness.stats.dropped == {"not saved": 6}
-
-
 @pytest.mark.slow_on_cluster
 def test_a_take_that_waits_during_resume_gets_restored_items(path: str, backend: str) -> None:
     if backend == "inline":
@@ -255,24 +241,6 @@ def test_a_step_that_no_run_saved_and_a_damaged_state_file_are_refused(
         file.write_bytes(bytes(len(file.read_bytes())))
         with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"driver/state\.pickle"):
             run.resume()
-
-
-@pytest.mark.slow_on_cluster
-def test_a_rank_that_dies_leaves_the_previous_step_complete(
-    group: px.WorkerGroup, path: str, backend: str
-) -> None:
-    if backend == "inline":
-        pytest.skip("an inline rank is this process")
-    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
-        group.add(1.0)
-        run.save(1)
-        faults.kill(group, 1)
-        with pytest.raises(px.PhalanxError):
-            run.save(2)
-        group.restart()
-
-        assert run.resume() == 1
-        assert group.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
 
 
 def test_state_that_cannot_be_saved_is_named_and_a_closed_run_saves_nothing(path: str, backend: str) -> None:

@@ -266,13 +266,6 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
     assert px.load(group, tmp_path, step=1).step == 1
 
 
-def test_a_path_below_a_file_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(px.checkpoint.CheckpointError, match="a part of the path is a file"):
-        px.save(px.WorkerGroup(two, Rows), tmp_path / "file" / "run")
-
-
 @pytest.mark.parametrize("submitted", [False, True])
 def test_a_full_disk_leaves_the_previous_step_complete(
     tmp_path: Path, submitted: bool, monkeypatch: pytest.MonkeyPatch

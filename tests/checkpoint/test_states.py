@@ -291,7 +291,6 @@ def test_the_only_group_of_a_run_is_loaded_without_a_name_and_px_save_stores_no_
     group, fresh = holding(px.WorkerGroup(pool, Bag), epoch=7), px.WorkerGroup(pool[0:1], Bag)
     with px.checkpoint.CheckpointManager(tmp_path / "run", {"actor": group}) as run:
         run.save(1)
-
     px.load(fresh, tmp_path / "run")
     assert fresh[0].get() == {"epoch": 7}
 

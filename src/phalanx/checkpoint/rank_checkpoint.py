@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from phalanx.checkpoint.stored_state import StoredState
 from phalanx.declare.state_declarations import declared_states
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.tracing.spans import span
-from phalanx.worker.rank_state import GENERATORS, Path, RankState, key_of, states_of
+from phalanx.worker.rank_state import GENERATORS, Path, key_of, states_of
 from phalanx.worker.worker_runtime import WorkerRuntime
 
 CONTINUE = "continue"
@@ -202,26 +201,17 @@ def plan_load(
     for role, source in sources.items():
         if role not in runtime.instances:
             raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
-        state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
-        declared = declared_states(runtime.context).get(role)
-        loaded = partial(runtime.weights.loaded, role, None if declared is None else declared.model)
-        reads.append(_planned(state, role, source, index, report, loaded))
+        reads.append(_planned(runtime, role, source, index, report))
     RankCheckpoint.of(runtime).remember(load, reads)
     return report
 
 
 def _planned(
-    state: RankState,
-    role: str,
-    stored: StoredState,
-    index: int,
-    report: LoadReport,
-    loaded: Callable[[], None],
+    runtime: WorkerRuntime, role: str, stored: StoredState, index: int, report: LoadReport
 ) -> Callable[[], int]:
-    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``.
-
-    The function calls ``loaded`` if it has read a part of the model.
-    """
+    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``."""
+    state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
+    declared = declared_states(runtime.context).get(role)
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")
     folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
@@ -246,7 +236,7 @@ def _planned(
         values = planner.values
         state.apply({leaf: values[name] for leaf, name in keys.items() if name in values})
         if any(stored.leaves[keys[leaf]].part == "model" for leaf in targets):
-            loaded()
+            runtime.weights.loaded(role, None if declared is None else declared.model)
         return nbytes
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}
