@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import phalanx as px
@@ -80,22 +78,6 @@ class Bag(px.Worker):
     @px.register
     def get(self) -> dict[str, Any]:
         return self.held
-
-
-class Drawer(px.Worker):
-    """Has counts in a dict, and generators of all kinds."""
-
-    def __init__(self, drawn: int = 0) -> None:
-        self.counts: dict[str, Any] = {"drawn": drawn, "by": random.Random(drawn)}
-        self.torch = torch.Generator().manual_seed(drawn)
-        self.numpy = np.random.default_rng(drawn)
-        px.register_state(self, counts=self.counts, torch=self.torch, numpy=self.numpy, rng=False)
-
-    @px.register
-    def draw(self) -> list[float]:
-        self.counts["drawn"] += 1
-        torchs = torch.rand(1, generator=self.torch).item()
-        return [self.counts["drawn"], self.counts["by"].random(), torchs, self.numpy.random()]
 
 
 class Nothing(px.Worker):

@@ -16,6 +16,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
+from tests.checkpoint.save_workers import Rows
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -256,17 +257,11 @@ def test_state_that_cannot_be_saved_is_named_and_a_closed_run_saves_nothing(path
 
 
 def test_no_group_is_loaded_unless_all_groups_fit(pool: px.ResourcePool, path: str) -> None:
-    class Wider(Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.zeros(4)
-            px.register_state(self, model={"other": self.weight}, rng=False)
-
     first, second = px.WorkerGroup(pool[0:2], Model, name="first"), px.WorkerGroup(pool[0:1], Model)
     with px.checkpoint.CheckpointManager(path, {"first": first, "second": second}) as run:
         run.save(1)
         first.add(1.0)
-    other = px.WorkerGroup(pool[0:1], Wider)
+    other = px.WorkerGroup(pool[0:1], Rows)
     with (
         px.checkpoint.CheckpointManager(path, {"first": first, "second": other}) as run,
         pytest.raises(px.checkpoint.CheckpointMismatch),

@@ -17,7 +17,7 @@ import torch
 import phalanx as px
 from phalanx.checkpoint.step_files import DirectFile
 from phalanx.checkpoint.steps import listed
-from tests.checkpoint.save_workers import Bag, Drawer, Nothing, Rows, Trainer, Unchanged
+from tests.checkpoint.save_workers import Bag, Nothing, Rows, Trainer, Unchanged
 
 SOAK_ON_RAY = True
 
@@ -50,18 +50,6 @@ def test_a_loaded_group_trains_as_if_it_had_not_stopped(
     px.load(again, tmp_path)
 
     assert [again.step() for _ in range(3)] == went_on
-
-
-def test_generators_and_dicts_of_values_are_saved_and_loaded(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Drawer)
-    group.draw()
-    px.save(group, tmp_path)
-    went_on = [group.draw() for _ in range(2)]
-    again = px.WorkerGroup(two, Drawer.bind(drawn=100))
-
-    px.load(again, tmp_path)
-
-    assert [again.draw() for _ in range(2)] == went_on
 
 
 def test_a_save_does_not_change_the_checksum_option_of_torch(two: px.ResourcePool, tmp_path: Path) -> None:

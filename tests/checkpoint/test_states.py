@@ -169,19 +169,21 @@ def test_optimizer_state_of_no_parameter_is_refused_except_in_a_part_of_another_
     assert group.run(lambda worker: int(worker.parts["other"].state["steps"])) == [3]
 
 
-def test_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
+def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     def parts(_: Any) -> dict[str, Any]:
         more = {"a": random.Random(1), "both": (random.Random(2), [random.Random(3), 4]), "kind": Random}
-        return {"part": {"more": more, "numbers": [5, 6]}}
+        numpy, of_torch = np.random.default_rng(4), torch.Generator().manual_seed(5)
+        return {"part": {"more": more, "numbers": [5, 6]}, "numpy": numpy, "torch": of_torch}
 
     def keep(worker: Registering) -> None:
         more = worker.parts["part"]["more"]
         worker.kept = [more["a"], more["both"][0], more["both"][1][0]]
 
     def draw(worker: Registering) -> list[float]:
-        return [one.random() for one in worker.kept]
+        found = [one.random() for one in (*worker.kept, worker.parts["numpy"])]
+        return [*found, torch.rand(1, generator=worker.parts["torch"]).item()]
 
     group = px.WorkerGroup(pool[0:1], Registering.bind(parts))
     group.run(keep)
@@ -194,7 +196,7 @@ def test_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
     assert (part["numbers"], part["more"]["both"][1][1], part["more"]["kind"]) == ([5, 6], 4, Random)
 
     group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {"part": {"more": {}}}))
-    px.load(group, tmp_path)
+    px.load(group, tmp_path, parts=["part"])
     (found,) = group.run(lambda worker: worker.parts["part"]["more"]["a"].random())
     assert found == drawn[0][0]
 
