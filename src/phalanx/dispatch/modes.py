@@ -131,12 +131,8 @@ class Recipients:
     of: Sequence[int]
     take: Sequence[int]
 
-    def deal(self, pieces: Sequence[Any]) -> Each:
-        """Return the argument that gives each rank its piece. Peers share the same object."""
-        return Each(self.spread(pieces))
-
     def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
-        """Return a list by position, given a list by piece."""
+        """Return a list by position, given a list by piece. Peers share the same object."""
         return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
@@ -224,7 +220,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
                 f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Use "
                 "px.replicate(...) to pass one value to all of them; Dispatch.ROWS splits rows"
             )
-        return recipients.deal([unwrap(element) for element in value])
+        return Each(recipients.spread([unwrap(element) for element in value]))
 
     return call.planned(dealt, recipients.take, pieces=recipients.of if meshed else None)
 
@@ -325,7 +321,7 @@ class _Parts:
         leaves, build = self.leaves[argument.key]
         if not any(_differs(leaf) for leaf in leaves):
             return _same(argument)
-        return recipients.deal(split_leaves(leaves, build, cut, self.expected))
+        return Each(recipients.spread(split_leaves(leaves, build, cut, self.expected)))
 
 
 def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
