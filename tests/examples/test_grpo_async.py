@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from tests.examples.loading import FOLDER, loaded
 from tests.examples.test_examples import final_reward
 from tests.support.scripts import run
 
-SCRIPT = FOLDER / "grpo_async.py"
+SCRIPT, WITHIN = FOLDER / "grpo_async.py", 60.0
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +87,18 @@ def test_the_next_batch_is_generated_during_training(
 ) -> None:
     settings = settings_of(example, max_lag=1, together=2)
     staleness = staleness_of(settings)
-    answered, generated, steps = example.answered, list[int](), itertools.count(1)
+    answered, generated, begun = example.answered, list[int](), list[None]()
 
-    def noted(*arguments: Any) -> dict[str, torch.Tensor]:
-        rows = answered(*arguments)
+    def wait(condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + WITHIN
+        while not condition():
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+
+    def noted(groups: object, settings: object, asked: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Begin to generate a batch once the step on the batch before has begun."""
+        wait(lambda: len(begun) >= int(asked["row"][0]) // 16)
+        rows = answered(groups, settings, asked)
         generated.append(len(rows["row"]))
         return rows
 
@@ -101,11 +107,9 @@ def test_the_next_batch_is_generated_during_training(
         update = groups.trainer.actor.update
 
         def update_late(batch: object, reference: object) -> object:
-            """Begin a step once there are answers of the next batch."""
-            step, limit = next(steps), time.monotonic() + 60
-            while step < 4 and sum(generated) <= step * 16:
-                assert time.monotonic() < limit
-                time.sleep(0.001)
+            """Train once there are answers of the next batch."""
+            begun.append(None)
+            wait(lambda: len(begun) == 4 or sum(generated) > len(begun) * 16)
             return update(batch, reference)
 
         groups.trainer.actor.__dict__["update"] = update_late
