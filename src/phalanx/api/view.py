@@ -301,20 +301,22 @@ class RankView(GroupView):
 class PortableGroup:
     """A picklable group: plain values and the backend's handles (Ray's actor handles pickle themselves).
 
-    ``run`` is the id of the run whose driver owns the group.
+    ``run`` is the id of the run whose driver owns the group. An inline group has no ``roster``, and is found in the
+    process of its driver only.
     """
 
     backend: str
     handle: GroupHandle
-    roster: Roster
+    roster: Roster | None
     roster_key: str
     run: str
 
 
-def pack(core: Group) -> PortableGroup | LocalGroup:
+def pack(core: Group) -> PortableGroup:
     """Return the picklable values from which another process creates a view of the group."""
     if core.backend.immediate:
-        return LocalGroup(session.run_id, core.handle.number, core.name)
+        handle = GroupHandle(core.name, core.handle.number, {}, {}, {})  # methods may not be picklable
+        return PortableGroup(core.backend.name, handle, None, "", session.run_id)
     if core.has_pool:
         core.pool.keep()  # for the remote view, even if no reference to the group is left here
     if not core.endpoints:
@@ -326,55 +328,34 @@ def pack(core: Group) -> PortableGroup | LocalGroup:
     return PortableGroup(core.backend.name, core.handle, Roster.of(core), core.roster_key, core.run)
 
 
-@dataclass(frozen=True)
-class LocalGroup:
-    """Pickled form of a group whose ranks run in this process, for use in this process, such as by other ranks."""
-
-    run: str
-    number: int
-    name: str
-
-    def find(self) -> Group:
-        """Return the group.
-
-        Raises:
-            DeclarationError: if this is another process, or the group no longer exists.
-        """
-        found = session.own_group(self.number) if self.run == session.run_id else None
-        if found is None:
-            raise DeclarationError(
-                f"group {self.name!r} runs in the process of its driver (backend 'inline') and cannot be used in "
-                "another one; use the ray backend"
-            )
-        return found
-
-
-def unpack(portable: PortableGroup | LocalGroup) -> Group:
+def unpack(portable: PortableGroup) -> Group:
     """Return the group itself if this process owns it, else a new group state for views, which does not own the ranks.
 
     Raises:
         DeclarationError: if the group is inline and belongs to another process, or no longer exists.
     """
-    if isinstance(portable, LocalGroup):
-        return portable.find()
-    if portable.run == session.run_id and (own := session.own_group(portable.handle.number)) is not None:
+    handle, roster = portable.handle, portable.roster
+    if portable.run == session.run_id and (own := session.own_group(handle.number)) is not None:
         return own  # so that ranks get the calls of all views of this process in the same order
-    endpoints = [replace(member) for member in portable.roster.members]  # own copies, as ``retired`` is set
+    if roster is None:
+        raise DeclarationError(
+            f"group {handle.name!r} runs in the process of its driver (backend 'inline') and cannot be used in "
+            "another one; use the ray backend"
+        )
+    endpoints = [replace(member) for member in roster.members]  # own copies, as ``retired`` is set
     backend = session.get_backend(portable.backend)
-    core = Group(portable.handle, backend, len(endpoints), owner=False, number=portable.roster.number)
+    core = Group(handle, backend, len(endpoints), owner=False, number=roster.number)
     session.add_group(core)
     core.enter(endpoints)
     core.started()
     if not endpoints:
-        text = f"group {portable.handle.name!r} had no ranks when it was sent here: its restart had failed"
-        core.broken(GroupBroken(text, group=portable.handle.name))
+        text = f"group {handle.name!r} had no ranks when it was sent here: its restart had failed"
+        core.broken(GroupBroken(text, group=handle.name))
     core.run, core.roster_key = portable.run, portable.roster_key
     core.spare = bool(core.roster_key)  # only the owner ends living ranks
     return core
 
 
-def _rebuild(
-    portable: PortableGroup | LocalGroup, ranks: tuple[int, ...] | None, role: str, which: Which
-) -> GroupView:
+def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)
