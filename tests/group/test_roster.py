@@ -86,7 +86,7 @@ def view_of(
         portable = travel.pack(group.core)
         if not beside_owner:
             patch.setattr(session, "own_group", lambda _: None)
-        return GroupView(Selection.whole(travel.unpack(portable)))
+        return GroupView(Selection(travel.unpack(portable)))
 
 
 @contextlib.contextmanager

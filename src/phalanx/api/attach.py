@@ -22,9 +22,9 @@ class AttachedGroup(GroupView):
     """Handle of a detached group in a driver that did not start it. Calls go to the same processes."""
 
     def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
-        super().__init__(Selection.whole(core))
+        super().__init__(Selection(core))
         self.__dict__.update(
-            {role: GroupView(Selection.whole(core, role)) for role in core.handle.methods if role}
+            {role: GroupView(Selection(core, role=role)) for role in core.handle.methods if role}
         )
         self._living = living
         self._reservations, self._extras = record.reservations, record.extras

@@ -37,14 +37,9 @@ class Selection:
     """
 
     core: Group
-    fixed: tuple[int, ...] | None
+    fixed: tuple[int, ...] | None = None
     role: str = ""
     which: Which = "all"
-
-    @classmethod
-    def whole(cls, core: Group, role: str = "") -> Selection:
-        """Return the selection of all ranks of a group, which follows changes of its size."""
-        return cls(core, None, role)
 
     @property
     def ranks(self) -> tuple[int, ...]:

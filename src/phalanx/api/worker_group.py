@@ -125,8 +125,8 @@ class WorkerGroup(GroupView):
         core.make_on(pool, self, bound, options)
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
-        GroupView.__init__(self, Selection.whole(core))
-        self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
+        GroupView.__init__(self, Selection(core))
+        self.__dict__.update({role: GroupView(Selection(core, role=role)) for role in bound if role})
         pool.claim(self)
         try:
             processes.start(core)
