@@ -48,6 +48,8 @@ class Diagnosis:
 
         If living ranks are worth keeping, busy ranks are interrupted and their collectives are aborted.
         """
+        if isinstance(self.arrivals, PendingStream):  # its ranks would continue, or wait for a reader
+            self._interrupt(self.arrivals.pending())
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             # Peers may report a loss before the backend, which may need seconds to notice the loss of a node.
@@ -105,10 +107,6 @@ class Diagnosis:
         reports = [self._after_cancel(p, p in dropped) for p in range(len(self.ranks)) if p not in pending]
         reports += self._before_stop(pending, "cancelled", "did not end by itself, and was stopped")
         return self._seen("cancelled", reports, pending, severed=severed)
-
-    def interrupt(self) -> None:
-        """Interrupt a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
-        self._interrupt(self.arrivals.pending())
 
     def _seen(
         self, why: Any, reports: Sequence[RankReport], pending: Sequence[int], **more: Any
@@ -303,10 +301,7 @@ def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutco
         return CallOutcome(core.lifecycle.broken_error())
     seen: CallObservation | None = None
     if not core.closed:
-        diagnosis = Diagnosis(call)
-        if isinstance(call.arrivals, PendingStream):
-            diagnosis.interrupt()
-        seen = diagnosis.observe_failure()
+        seen = Diagnosis(call).observe_failure()
         core.check_current(call.epoch, ranks, call.method)
     if seen is None or core.closed:
         closed = f"group {core.name!r} was closed before {call.method} ended"

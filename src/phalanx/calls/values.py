@@ -31,13 +31,8 @@ class StoredValue(Generic[T]):
 
     def __init__(self, backend: Backend, ref: Ref, nbytes: int) -> None:
         self._backend = backend
-        self._ref = ref
+        self.ref = ref
         self.nbytes = nbytes
-
-    @property
-    def ref(self) -> Ref:
-        """The backend's reference to the value."""
-        return self._ref
 
     @property
     def backend(self) -> str:
@@ -56,9 +51,9 @@ class StoredValue(Generic[T]):
         """
         try:
             with decoding(meter=process.arrived):
-                return self._backend.fetch([self._ref])[0]
+                return self._backend.fetch([self.ref])[0]
         except FetchFailed as error:
-            outcome = self._backend.outcome(self._ref)
+            outcome = self._backend.outcome(self.ref)
             why = outcome.lost.reason if outcome.lost else outcome.failure or error.__cause__
             raise PhalanxError(
                 f"a px.put value of {self.nbytes} bytes cannot be fetched: {why}. Put the value again"
