@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import PendingStream, Streaming
+from phalanx.calls.call_state import Streaming
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ItemStream, StreamedRows
-from phalanx.calls.send import planning_began, send
+from phalanx.calls.send import NO_OPTIONS, CallOptions, planning_began, send
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Target
-from phalanx.errors import DispatchError, InternalError, StaleEpoch
+from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.members.recovery import ensure_ready
 from phalanx.wire.value import Value
 
@@ -31,14 +31,6 @@ M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 
-@dataclass(frozen=True)
-class CallOptions:
-    """Options of a call, in seconds, apart from the arguments of the method. See :meth:`BoundMethod.options`."""
-
-    timeout: float | None = None
-    stall_report_after: float | None = None
-
-
 class BoundMethod(Generic[P, B, V]):
     """A method of a group or of a view of it.
 
@@ -47,12 +39,12 @@ class BoundMethod(Generic[P, B, V]):
     """
 
     def __init__(
-        self, selection: Selection, spec: MethodSpec, handle: Target, options: CallOptions | None = None
+        self, selection: Selection, spec: MethodSpec, handle: Target, options: CallOptions = NO_OPTIONS
     ) -> None:
         self._selection = selection
         self._spec = spec
         self._handle = handle  # passed to custom functions as the group
-        self._options = options or CallOptions()
+        self._options = options
         self._fixed = spec.mode in _FIXED and selection.which != "any"
         #: Cached plan of a call without arguments, with the world size that it is for.
         self._empty: tuple[int, CallPlan] | None = None
@@ -79,7 +71,7 @@ class BoundMethod(Generic[P, B, V]):
         waits: bool,
         streaming: Callable[[CallPlan], Streaming] | None = None,
     ) -> Call:
-        chosen, spec, options = self._selection, self._spec, self._options
+        chosen, spec = self._selection, self._spec
         core, describe = chosen.core, not waits and streaming is None
         while True:
             epoch = core.epoch
@@ -95,8 +87,7 @@ class BoundMethod(Generic[P, B, V]):
                     spec,
                     chosen.role,
                     collector=self._handle,
-                    timeout=options.timeout,
-                    stall_report_after=options.stall_report_after,
+                    options=self._options,
                     describe=describe and plan.gather.collect == "join",
                     chosen=chosen.which == "any",
                     streaming=None if streaming is None else streaming(plan),
@@ -248,13 +239,10 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
             return Streaming(_wanted(plan), buffer)
 
         call = self._send(args, kwargs, waits=False, streaming=streaming)
-        arrivals = call.arrivals
-        if not isinstance(arrivals, PendingStream):
-            raise InternalError(f"{where}: sent, but not as a stream")
         # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
         alone, rows = forms[0]
-        return ItemStream(call, arrivals, alone=alone, rows=rows, owner=True)
+        return ItemStream(call, alone=alone, rows=rows, owner=True)
 
 
 def _wanted(plan: CallPlan) -> frozenset[int]:

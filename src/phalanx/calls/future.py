@@ -18,6 +18,7 @@ from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.session.session import session
 from phalanx.session.wait_threads import Pending
 from phalanx.wire.codec import decoding
+from phalanx.wire.messages import full_name
 from phalanx.wire.value import Reduced, Value, checked_timeout
 
 T = TypeVar("T")
@@ -110,12 +111,7 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self._over or self.call.all_ended()
-
-    @property
-    def _over(self) -> bool:
-        """True once the result, or the error, is known."""
-        return self.call.over
+        return self.call.over or self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None.
@@ -127,7 +123,7 @@ class CallFuture(Awaited[T]):
         try:
             self.result(timeout)
         except Exception as error:
-            if isinstance(error, CallTimeout) and not self._over:
+            if isinstance(error, CallTimeout) and not self.call.over:
                 raise
             return error
         return None
@@ -136,7 +132,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self._over:
+        if self.call.over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 
@@ -161,12 +157,11 @@ class CallFuture(Awaited[T]):
         if call.streams is not None:
             alone = call.plan.gather.collect == "first"
             seconds = checked_timeout(timeout, "CallFuture.stream")
-            return ItemStream(call, call.streams, alone=alone, owner=False, timeout=seconds)
-        role = f".{call.role}" if call.role else ""
+            return ItemStream(call, alone=alone, owner=False, timeout=seconds)
         return Stream(
             call.stream(checked_timeout(timeout, "CallFuture.stream")),
             len(call.plan.ranks),
-            f"{call.group}{role}.{call.method}",
+            f"{call.group}.{full_name(call.role, call.method)}",
         )
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
@@ -21,7 +21,7 @@ from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import StreamEnd
+from phalanx.wire.messages import StreamEnd, full_name
 from phalanx.wire.unpack import received
 from phalanx.wire.value import Reduced, Value, as_integer
 
@@ -204,7 +204,6 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     Args:
         call: the call that streams.
-        arrivals: its items.
         alone: if True, a single rank was called: its items are returned without the rank.
         rows: maps rows that ranks yield, to return ``(index in the call, result)``; None: return ``(rank, item)``.
         owner: if True, the call ends with this stream.
@@ -214,7 +213,6 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     def __init__(
         self,
         call: Call,
-        arrivals: PendingStream,
         *,
         alone: bool,
         owner: bool,
@@ -222,7 +220,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         timeout: float | None = None,
     ) -> None:
         self.call = call
-        self._arrivals = arrivals
+        self._arrivals = arrivals = cast(PendingStream, call.arrivals)
         self._alone, self._rows = alone, rows
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
@@ -236,8 +234,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     @property
     def description(self) -> str:
         """Group and method, for ``px.debug.progress``."""
-        role = f".{self.call.role}" if self.call.role else ""
-        return f"{self.call.group}{role}.{self.call.method}"
+        return f"{self.call.group}.{full_name(self.call.role, self.call.method)}"
 
     def __next__(self) -> Item:
         """Wait for the next item and return it.
@@ -403,7 +400,10 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             return
         if self._owner:
             self._over = True
-            leave_soon(self.call)
+            if self.call.core.backend.immediate:
+                leave(self.call)
+            else:  # it takes time
+                session.queue.add(leave, self.call)
 
     def __reduce__(self) -> Reduced:
         raise DispatchError(f"the stream of {self.description} {NO_ARGUMENT}")
@@ -420,11 +420,3 @@ def leave(call: Call) -> None:
     if call.streams is not None and call.core.backend.connected():
         call.streams.leave()
     call.end_with(None)  # if all ranks had ended, and only items were unread
-
-
-def leave_soon(call: Call) -> None:
-    """Cancel the call of a stream that was garbage-collected; in the background if that takes time."""
-    if call.core.backend.immediate:
-        leave(call)
-    else:
-        session.queue.add(leave, call)

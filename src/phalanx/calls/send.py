@@ -31,6 +31,17 @@ from phalanx.worker import handlers
 _MOST_REPEATS = 20
 
 
+@dataclass(frozen=True)
+class CallOptions:
+    """Options of a call: seconds until it ends with an error, and until its state is logged; None: as for the group."""
+
+    timeout: float | None = None
+    stall_report_after: float | None = None
+
+
+NO_OPTIONS = CallOptions()
+
+
 def send(
     core: Group,
     plan: CallPlan,
@@ -38,8 +49,7 @@ def send(
     role: str,
     *,
     collector: Target | None = None,
-    timeout: float | None = None,
-    stall_report_after: float | None = None,
+    options: CallOptions = NO_OPTIONS,
     describe: bool = False,
     chosen: bool = False,
     streaming: Streaming | None = None,
@@ -55,8 +65,7 @@ def send(
         spec: the declaration of its method.
         role: the method's role.
         collector: passed to a custom collect function as the group.
-        timeout: seconds until the call ends with an error; None: the group's ``call_timeout``.
-        stall_report_after: seconds after which the call's state is logged; None: the group's.
+        options: its deadline, and the time of the report of a stall.
         describe: ask each rank for the row count of its output, for a future that may be passed on by reference.
         chosen: its ranks were chosen as the least busy.
         streaming: options of the streams; None: no rank streams.
@@ -70,17 +79,8 @@ def send(
     epoch = core.check()
     if core.handle.independent or core.is_view:
         _check_there(core, epoch, plan, spec)
-    call = new_call(
-        core,
-        epoch,
-        plan,
-        role,
-        spec.title or spec.name,
-        collector=collector,
-        timeout=timeout,
-        stall_report_after=stall_report_after,
-        began=began,
-    )
+    method = spec.title or spec.name
+    call = new_call(core, epoch, plan, role, method, collector=collector, options=options, began=began)
     call.listener.planned(call)
     sent_plan = plan
     if core.debug:
@@ -111,13 +111,13 @@ def new_call(
     method: str,
     *,
     collector: Target | None = None,
-    timeout: float | None = None,
-    stall_report_after: float | None = None,
+    options: CallOptions = NO_OPTIONS,
     began: int = 0,
 ) -> Call:
     """Create a call that is about to be sent to ranks of ``epoch``. The monitor checks its deadline from now on."""
-    limit = core.handle.call_timeout if timeout is None else timeout
-    stall = core.handle.stall_report_after if stall_report_after is None else stall_report_after
+    limit = core.handle.call_timeout if options.timeout is None else options.timeout
+    stall = options.stall_report_after
+    stall = core.handle.stall_report_after if stall is None else stall
     if (stall is not None or limit is not None) and not core.backend.immediate:
         health_check.watch()
     return Call(
