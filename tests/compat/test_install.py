@@ -20,8 +20,9 @@ def test_verl_modules_that_the_tutorial_imports_come_from_phalanx() -> None:
                                          "single_controller.base.decorator", "single_controller.base.worker",
                                          "single_controller.base.worker_group", "single_controller.ray",
                                          "single_controller.ray.base"]}
-        for name in ["single_controller.ray.megatron", "single_controller.base.megatron.worker",
-                     "utils.megatron_utils", "models.llama.megatron", "models.llama.megatron.layers"]:
+        homes["single_controller.base.megatron.worker"] = "single_controller.base.worker"
+        for name in ["single_controller.ray.megatron", "utils.megatron_utils", "models.llama.megatron",
+                     "models.llama.megatron.layers"]:
             homes[name] = "megatron"
         for name, home in homes.items():
             module = importlib.import_module("verl." + name)

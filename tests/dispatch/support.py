@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from phalanx.collect.join import gather
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DispatchError

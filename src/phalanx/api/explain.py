@@ -10,7 +10,7 @@ from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.dispatch_modes import Execute, Mode
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError

@@ -15,7 +15,7 @@ from phalanx.calls.item_stream import ItemStream, StreamedRows
 from phalanx.calls.send import NO_OPTIONS, CallOptions, planning_began, send
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.members.recovery import ensure_ready

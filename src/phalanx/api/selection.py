@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.calls.in_flight import least_busy, loads
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
 from phalanx.dispatch.plan import CallPlan, Materialize, Target
 from phalanx.errors import DispatchError, StaleEpoch

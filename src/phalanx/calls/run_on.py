@@ -10,7 +10,7 @@ from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.compose import messages
 from phalanx.calls.send import send, submit
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch

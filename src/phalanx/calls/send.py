@@ -19,7 +19,7 @@ from phalanx.calls.call_state import SILENT, CallInfo, PendingStream, Results, S
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
 from phalanx.collect.message import rank_list
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch

@@ -17,7 +17,7 @@ from phalanx.checkpoint.planners import LoadPlanner
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
-from phalanx.weights.tensors import cut
+from phalanx.weights.boxes import cut
 from phalanx.worker.rank_state import LocalTensor, SavedLeaf
 
 INDEX = "model.safetensors.index.json"

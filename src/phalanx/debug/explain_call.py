@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.api.selection import Selection
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import Readonly, StoredValue
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.pytree import node_of
 from phalanx.dispatch.shardable import Replicate

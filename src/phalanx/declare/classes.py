@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.register import MARK
-from phalanx.declare.spec import POSITIONAL, MethodSpec
+from phalanx.declare.register import MARK, POSITIONAL, MethodSpec
 from phalanx.errors import DeclarationError
 
 #: Names that registered methods and roles may not have: the public attributes of WorkerGroup and its views. A test

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute, Kind, Mode
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import (
     Argument,
     CallInput,

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from phalanx.declare.dispatch_modes import Collect, Mode
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.pytree import is_future, replaced
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh

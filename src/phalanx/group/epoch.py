@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from phalanx.backends.backend_types import Backend, Endpoint
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.register import MethodSpec
 from phalanx.topology.mesh import Mesh
 
 

@@ -1,6 +1,7 @@
 """The names of verl's earlier line for Megatron, as its tutorial imports them from several modules of verl.
 
-They are workers with coordinates in Megatron's parallel state, their groups, Llama's layers and their configuration.
+They are groups whose workers have Megatron's parallel state, Llama's layers and their configuration. ``MegatronWorker``
+is beside ``Worker``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from phalanx.compat.verl.errors import CheckFailed
-from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo, Worker
+from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
 from phalanx.compat.verl.single_controller.ray.group import RayWorkerGroup
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
@@ -28,30 +29,6 @@ _DTYPES = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
-
-
-class MegatronWorker(Worker):
-    """A worker that initializes Megatron's parallel state in its constructor; its group then queries the state."""
-
-    def get_megatron_global_info(self) -> DistGlobalInfo:
-        """Return the sizes of the parallel state."""
-        state = native.parallel_state()
-        return DistGlobalInfo(
-            tp_size=state.get_tensor_model_parallel_world_size(),
-            dp_size=state.get_data_parallel_world_size(),
-            pp_size=state.get_pipeline_model_parallel_world_size(),
-            cp_size=state.get_context_parallel_world_size(),
-        )
-
-    def get_megatron_rank_info(self) -> DistRankInfo:
-        """Return this rank's coordinates in the parallel state."""
-        state = native.parallel_state()
-        return DistRankInfo(
-            tp_rank=state.get_tensor_model_parallel_rank(),
-            dp_rank=state.get_data_parallel_rank(),
-            pp_rank=state.get_pipeline_model_parallel_rank(),
-            cp_rank=state.get_context_parallel_rank(),
-        )
 
 
 class NVMegatronRayWorkerGroup(RayWorkerGroup):

@@ -15,8 +15,8 @@ from typing import Any
 HOME = "phalanx.compat.verl"
 _ELSEWHERE = {
     "single_controller.ray.megatron": "megatron",
-    "single_controller.base.megatron": "megatron",
-    "single_controller.base.megatron.worker": "megatron",
+    "single_controller.base.megatron": "single_controller.base",
+    "single_controller.base.megatron.worker": "single_controller.base.worker",
     "models": "megatron",
     "models.llama": "megatron",
     "models.llama.megatron": "megatron",

@@ -10,7 +10,7 @@ import ray
 
 from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableName
 from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
-from phalanx.compat.verl.single_controller.base.worker import Worker
+from phalanx.compat.verl.single_controller.base.worker import MegatronWorker, Worker
 from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs
 
 FusedWorkerCLSName = "FusedWorker"
@@ -69,8 +69,6 @@ def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
     Raises:
         NoSharedBase: if a role does not derive from ``Worker``.
     """
-    from phalanx.compat.verl.megatron import MegatronWorker  # it imports this module
-
     for base in (MegatronWorker, Worker):
         if all(base in mro for mro in mros):
             return base
