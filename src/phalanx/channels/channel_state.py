@@ -22,6 +22,11 @@ By = Literal["items", "bytes"]
 _RATE_S = 10
 
 
+def units_in(item: Item) -> int:
+    """Return the number of units of an item: its rows, or 1."""
+    return max(item.rows or 0, 1)
+
+
 class RowRange(NamedTuple):
     """Rows ``start`` to ``stop`` of an item. An item without rows is a single unit, 0 to 1."""
 
@@ -33,7 +38,7 @@ class RowRange(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Share of the bytes. The shares of all ranges of an item sum to its bytes."""
-        nbytes, size = self.item.nbytes, self.item.size
+        nbytes, size = self.item.nbytes, units_in(self.item)
         return nbytes * self.stop // size - nbytes * self.start // size
 
     @property
@@ -44,7 +49,7 @@ class RowRange(NamedTuple):
     @property
     def whole(self) -> bool:
         """True if the range is the complete item: its payload is used without slicing."""
-        return self.stop - self.start == self.item.size
+        return self.stop - self.start == units_in(self.item)
 
 
 class Take(NamedTuple):
@@ -347,12 +352,12 @@ class ChannelState:
         if not self._has_capacity(item) and not self._is_short():
             return False
         del self._puts[item.request]
-        item.number, item.open_units, item.at = self._item_counts["submitted"], item.size, self.clock()
+        item.number, item.open_units, item.at = self._item_counts["submitted"], units_in(item), self.clock()
         self._item_counts["submitted"] += 1
         self._row_counts["submitted"] += item.rows or 0
         if item.bounded is not None:
             item.bounded.enter(item)
-        fresh = self._without_stale([RowRange(item.number, 0, item.size, item)])
+        fresh = self._without_stale([RowRange(item.number, 0, units_in(item), item)])
         for units in fresh:
             self._waiting.append(units)
             self._count(units, 1)

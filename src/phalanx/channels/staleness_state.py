@@ -101,11 +101,6 @@ class Item:
         """Process that stores the bytes, None if the payload contains them."""
         return None if isinstance(self.payload, bytes) else self.request[0]
 
-    @property
-    def size(self) -> int:
-        """Number of units: rows, or 1."""
-        return max(self.rows or 0, 1)
-
     def is_stale(self, row: int) -> bool:
         """Return whether a row must not be delivered."""
         return self.bounded is not None and (row in self.stale or self.versions[row] < self.bounded.oldest)
