@@ -107,7 +107,7 @@ def _has_plain_bytes(plain: torch.Tensor) -> bool:
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     """Return the index of the buffer (-1: no bytes), dtype, shape, strides (None: contiguous) and flags."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
-    where = None if plain.device.type == "cpu" else plain.device
+    where = None if plain.is_cpu else plain.device
     dtype, shape, count = str(plain.dtype).removeprefix("torch."), tuple(plain.shape), plain.numel()
     if count == 0:
         return -1, dtype, shape, tuple(plain.stride()), flags
