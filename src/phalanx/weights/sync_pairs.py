@@ -13,7 +13,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, gather
 from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, PhalanxError, WeightsTransferError
+from phalanx.errors import CallError, DeclarationError, PhalanxError, WeightsTransferError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.weights import weight_handlers
@@ -178,7 +178,10 @@ def connect_pair(
     """
     epochs = source.core.epoch, target.core.epoch
     sources, targets = _results(
-        *(side.run("describe", weight_handlers.describe, side.side, side.key) for side in (source, target))
+        *(
+            (side, side.run("describe", weight_handlers.describe, side.side, side.key))
+            for side in (source, target)
+        )
     )
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
@@ -209,7 +212,7 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        (answers,) = _results(side.run("connect", weight_handlers.connect, request))
+        (answers,) = _results((side, side.run("connect", weight_handlers.connect, request)))
         addresses = dict(enumerate(answers))
         for answer in answers:
             if isinstance(answer, WeightsTransferError):
@@ -217,17 +220,17 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     return None
 
 
-def _results(*calls: Call) -> list[list[Any]]:
+def _results(*calls: tuple[SyncSide, Call]) -> list[list[Any]]:
     """Return the results of each call, by rank. A ``DeclarationError`` of a rank is raised as the caller's."""
     try:
-        return gather(*map(CallFuture, calls))
+        return gather(*(CallFuture(call) for _, call in calls))
     except PhalanxError:
-        for call in calls:
+        for side, call in calls:
             with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
                 call.result(1.0)
-            for answer in call.answers(0.0).values():
-                if isinstance(answer, DeclarationError):
-                    raise DeclarationError(f"{call.group}, {answer}") from None
+            for failure in call.error.failures if isinstance(call.error, CallError) else ():
+                if isinstance(failure.exception, DeclarationError):
+                    raise DeclarationError(f"{side.title}, rank {failure.rank}: {failure.message}") from None
         raise
 
 
