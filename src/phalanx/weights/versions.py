@@ -7,7 +7,7 @@ while its weights are torn or lost, unless the method has ``needs_weights=False`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
@@ -62,7 +62,7 @@ class Weights:
     status: Literal["none", "complete", "torn"] = "none"
     number: int | None = None
     had: int | None = None
-    connection: str = ""
+    connection: str = field(default="", repr=False)
 
     @property
     def last(self) -> int | None:
