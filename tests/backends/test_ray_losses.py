@@ -1,13 +1,40 @@
-"""Causes of lost ranks, from files of dead processes."""
+"""Causes of lost ranks, from Ray's exceptions and from files of dead processes."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from phalanx.backends.backend_types import Lost
-from phalanx.backends.ray.ray_errors import PostMortem, last_lines, with_post_mortem
+from phalanx.backends.ray.ray_errors import PostMortem, last_lines, lost_of, with_post_mortem
+
+DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
+WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+
+
+@pytest.mark.parametrize(
+    ("text", "exit", "intended"),
+    [
+        (DIED + WHY + "Worker exits with an exit code 7. The worker exited.", "exit code 7", False),
+        (
+            DIED + WHY + "Worker exits with an exit code 1. The process receives a SIGTERM.",
+            "signal SIGTERM",
+            False,
+        ),
+        (DIED + WHY + "Worker unexpectedly exits with a connection error code 2. End of file.", None, False),
+        ("The actor is dead because it was killed by `ray.kill`.", None, True),
+    ],
+)
+def test_the_cause_of_an_exit_is_taken_from_the_text_of_rays_error(
+    text: str, exit: str | None, intended: bool
+) -> None:
+    error = ActorDiedError()
+    error.error_msg = text
+    lost = lost_of(error)
+
+    assert (lost.exit, lost.intended) == (exit, intended)
 
 
 @pytest.mark.parametrize(
