@@ -177,7 +177,8 @@ class RingReceiver(Endpoint):
                 self._sources[source].send(self.rank, deadline)
             except BaseException as error:
                 connecting.close()
-                self.close()
+                with contextlib.suppress(Exception):  # the first error tells the cause
+                    self.close()
                 if not isinstance(error, OSError | WeightsTransferError):
                     raise
                 problem = f"{peer} cannot be reached on this node ({error})"
