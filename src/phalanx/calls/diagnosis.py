@@ -54,11 +54,7 @@ class Diagnosis:
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             # Peers may report a loss before the backend, which may need seconds to notice the loss of a node.
             gone = [position for position, status in self._inspected(pending).items() if status.gone]
-            known = [self.backend.post_mortem(self.endpoints[position], None) for position in gone]
-            at = self.backend.now()
-            reports += [
-                dead_report(lost, at=at, **self._place(p)) for p, lost in zip(gone, known, strict=True)
-            ]
+            reports += [report_of_death(self.backend, self.endpoints[p], self._place(p)) for p in gone]
             pending = [position for position in pending if position not in gone]
         severed, lost = False, list[Lost]()
         if not self.owner:  # an owner knows whether it ended the ranks
@@ -191,7 +187,7 @@ class Diagnosis:
         lost = outcome.lost or Lost("unknown")
         if self.owner or not lost.intended:
             lost = self.backend.post_mortem(self.endpoints[position], lost)
-        return dead_report(lost, at=at, **self._place(position))
+        return _dead_report(lost, at=at, **self._place(position))
 
     def _before_stop(
         self, positions: Sequence[int], kind: FailureKind, message: str, victim: bool = False
@@ -246,7 +242,13 @@ def place_of(endpoint: Endpoint, rank: int, role: str, method: str) -> dict[str,
     }
 
 
-def dead_report(lost: Lost, *, log_path: str | None, **more: Any) -> RankReport:
+def report_of_death(backend: Backend, endpoint: Endpoint, place: dict[str, Any]) -> RankReport:
+    """Return the report of a rank that died without a report of its own; ``place`` is from :func:`place_of`."""
+    lost = backend.post_mortem(endpoint, None)
+    return _dead_report(lost, at=backend.now(), **place)
+
+
+def _dead_report(lost: Lost, *, log_path: str | None, **more: Any) -> RankReport:
     """Return the report of a dead rank."""
     return RankReport(
         kind="died",

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from phalanx.calls.call import Call
-from phalanx.calls.diagnosis import dead_report, outcome_when_late, place_of
+from phalanx.calls.diagnosis import outcome_when_late, place_of, report_of_death
 from phalanx.calls.in_flight import calls_of
 from phalanx.collect.failures import combine
 from phalanx.errors import WorkerDiedError
@@ -69,12 +69,10 @@ def look_after(group: Group) -> None:
 
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     """Break the group because some ranks died between calls."""
-    backend, method = group.backend, "(between calls)"
-    known = {rank: backend.post_mortem(epoch.endpoints[rank], None) for rank in dead}
-    now = backend.now()
+    method, members = "(between calls)", {rank: epoch.endpoints[rank] for rank in dead}
     reports = [
-        dead_report(lost, at=now, **place_of(epoch.endpoints[rank], rank, "", method))
-        for rank, lost in known.items()
+        report_of_death(group.backend, endpoint, place_of(endpoint, rank, "", method))
+        for rank, endpoint in members.items()
     ]
     error = combine(group.name, method, reports)
     if isinstance(error, WorkerDiedError) and not group.closed:

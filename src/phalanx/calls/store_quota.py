@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from phalanx.backends.backend_types import Backend, StoreSpace
+from phalanx.backends.backend_types import Backend
 from phalanx.display.byte_format import size
 from phalanx.errors import DispatchError
 
@@ -64,11 +64,6 @@ class StoreQuota:
                 f"{what} {size(nbytes)} in the object store (the largest value {size(largest)}), which holds "
                 f"{size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
             )
-        self._wait_for(nbytes, space, what, wait)
-
-    def _wait_for(
-        self, nbytes: int, space: StoreSpace, what: str, wait: Callable[[float], bool] | None
-    ) -> None:
         until = time.monotonic() + _FREED_WITHIN_S
         while space.free - self._unreported() < nbytes:
             if wait is not None and wait(_LOOK_EVERY_S):

@@ -141,7 +141,7 @@ class Lifecycle:
         if self.state is State.BROKEN:
             raise self.broken_error()
         if self.state is State.RESTARTING:
-            why = f", after: {_first_line(self.cause)}" if self.cause is not None else ""
+            why = f", after: {first_line(self.cause)}" if self.cause is not None else ""
             raise GroupBroken(
                 f"group {self._group!r} is being restarted or given new ranks{why}. It takes no calls until that is "
                 'over: repeat the call once its state is "ready".',
@@ -178,11 +178,12 @@ class Lifecycle:
         return GroupBroken(
             f"group {self._group!r} is broken by an earlier failure and takes no calls. {self._remedies} "
             f"{self.remark + ' ' if self.remark else ''}"
-            f"The failure was: {_first_line(self.cause)}",
+            f"The failure was: {first_line(self.cause)}",
             group=self._group,
             cause=self.cause,
         )
 
 
-def _first_line(cause: PhalanxError | None) -> str:
+def first_line(cause: BaseException | None) -> str:
+    """Return the first line of the text of an error, for a message; the name of its type if it has no text."""
     return str(cause).partition("\n")[0] or type(cause).__name__

@@ -15,7 +15,7 @@ from phalanx.calls.run_on import run_on
 from phalanx.errors import CheckpointError, GroupBroken, PhalanxError, PlacementError, WorkerDiedError
 from phalanx.group import roster
 from phalanx.group.group import Group
-from phalanx.group.lifecycle import State
+from phalanx.group.lifecycle import State, first_line
 from phalanx.group.options import ReplacePolicy, RestartPolicy
 from phalanx.group.preemption_notices import look_once
 from phalanx.members.processes import restart
@@ -70,7 +70,7 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
             )
             return False
         core.recoveries.append(now)
-        why = f"after: {_first_line(core.lifecycle.cause)}"
+        why = f"after: {first_line(core.lifecycle.cause)}"
     if replaces:
         _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
         recover(core)
@@ -156,12 +156,12 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
         if is_stateful:
             take_together([core])
     except CheckpointError as error:
-        return f"no snapshot could be taken: {_first_line(error)}", False
+        return f"no snapshot could be taken: {first_line(error)}", False
     try:
         replace_lost_ranks(core, ranks, "snapshot" if is_stateful else "none")
     except (GroupBroken, PlacementError) as error:
         # If this broke the group, the group is recovered like any broken group.
-        return _first_line(error), False
+        return first_line(error), False
     return "", False
 
 
@@ -217,7 +217,3 @@ def _has_gone_back(core: Group) -> bool:
             raise
         return False
     return True
-
-
-def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0]

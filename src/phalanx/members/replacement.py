@@ -15,7 +15,7 @@ from phalanx.calls.run_on import run_on
 from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group, Resync
-from phalanx.group.lifecycle import State
+from phalanx.group.lifecycle import State, first_line
 from phalanx.group.snapshot_placement import Snapshot, lost_copies
 from phalanx.members.launch import launch
 from phalanx.members.processes import constructors, end, make_again, new_ranks, open_for_calls, sent_to, stop
@@ -209,7 +209,7 @@ def _resync_failure(core: Group, sync: Resync) -> str:
     except PhalanxError as error:
         if core.lifecycle.state is not State.RESTARTING:
             raise  # the replacement itself has failed
-        return f"their sync failed: {str(error).partition(chr(10))[0]}"
+        return f"their sync failed: {first_line(error)}"
     return ""
 
 
