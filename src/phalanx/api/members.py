@@ -183,7 +183,9 @@ def _cores_of(groups: Sequence[object], verb: str) -> list[Group]:
 
 def _core_of(group: object, verb: str) -> Group:
     if not isinstance(group, WorkerGroup):
-        raise DeclarationError(f"{verb}({group!r}): expected a px.WorkerGroup, in the process that made it")
+        raise DeclarationError(
+            f"{verb}({group!r}): expected a px.WorkerGroup, not a view, in the process that made it"
+        )
     return group.core
 
 
@@ -215,12 +217,7 @@ def resize(group: WorkerGroup, n: int, *, timeout: float | None = None) -> None:
         CallTimeout: if leaving ranks still run calls; they get no more, and the next ``px.resize`` ends them.
         Errors of the constructors of new ranks: the group is unchanged.
     """
-    if not isinstance(group, WorkerGroup):
-        raise DeclarationError(
-            f"px.resize({group!r}, {n!r}): expected a px.WorkerGroup, in the process that made it; a view cannot be "
-            "resized"
-        )
-    core = group.core
+    core = _core_of(group, "px.resize")
     if core.handle.detached:
         raise DeclarationError(f"px.resize({group.name}, {n!r}): a detached group cannot be resized")
     block = engine_ranks(core) if core.handle.independent else 1

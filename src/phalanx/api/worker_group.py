@@ -119,9 +119,7 @@ class WorkerGroup(GroupView):
                 "px.ResourcePool(..., detached=True)"
             )
         self.number = next(session.group_numbers)
-        self._pool = pool
-        self._roles = bound
-        core = Group(self._handle(bound, options), pool.backend_api, pool.world_size, owner=True)
+        core = Group(self._handle(pool, bound, options), pool.backend_api, pool.world_size, owner=True)
         core.make_on(pool, self, bound, options)
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
@@ -137,7 +135,9 @@ class WorkerGroup(GroupView):
                 raise processes.closed_while(core.name, "be started") from error
             raise
 
-    def _handle(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupHandle:
+    def _handle(
+        self, pool: ResourcePool, bound: Mapping[str, BoundClass], options: GroupOptions
+    ) -> GroupHandle:
         classes = {role: one.cls for role, one in bound.items()}
         default = "_".join(cls.__name__ for cls in classes.values()) + f"-{self.number}"
         return GroupHandle(
@@ -151,7 +151,7 @@ class WorkerGroup(GroupView):
             meshes=dict(options.meshes),
             call_timeout=options.call_timeout,
             stall_report_after=options.stall_report_after,
-            pool=self._pool.name,
+            pool=pool.name,
             detached=options.detached,
             asynchronous=options.max_concurrency is not None,
             independent=all(getattr(cls, "independent", False) is True for cls in classes.values()),
@@ -176,12 +176,12 @@ class WorkerGroup(GroupView):
     @property
     def pool(self) -> ResourcePool:
         """Pool on which the group runs."""
-        return self._pool
+        return self.core.pool
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The role names of a colocated group; empty for a group of a single class."""
-        return tuple(role for role in self._roles if role)
+        return tuple(role for role in self.core.roles if role)
 
     @property
     def state(self) -> str:
@@ -220,7 +220,7 @@ class WorkerGroup(GroupView):
         rows: list[tuple[Any, ...]] = []
         for rank, endpoint in enumerate(self.core.endpoints):
             facts = endpoint.facts
-            holding = self._pool.holdings[endpoint.slot.pool]
+            holding = self.pool.holdings[endpoint.slot.pool]
             ids = holding.accelerators.get(endpoint.slot, ())
             accelerator = f"{holding.resource} {','.join(ids)}" if ids else "CPU"
             place = (rank, facts.slot.host, facts.slot.node_id[:8], accelerator)
@@ -243,7 +243,7 @@ class WorkerGroup(GroupView):
         notes: list[str] = []
         if self.roles:
             notes.append(f"colocated in one process per rank: {', '.join(self.roles)}")
-        others = [one.name for one in self._pool.groups if one.number != self.number]
+        others = [one.name for one in self.pool.groups if one.number != self.number]
         if others:
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
         if self.core.snapshot is not None:

@@ -368,11 +368,6 @@ class Group:
         if self.has_pool and not self.backend.immediate:
             session.publisher.changed(self)
 
-    @property
-    def fully_closed(self) -> bool:
-        """True if the group is closed and its processes have ended."""
-        return self.lifecycle.state is State.CLOSED
-
     def record(self) -> GroupRecord:
         """Return the record of the present state for the CLI."""
         handle, life = self.handle, self.lifecycle

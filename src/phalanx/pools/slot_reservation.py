@@ -105,11 +105,9 @@ def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
     """Return the name of the accelerator resource to request; None for slots without accelerators."""
     if use_gpu is False:
         return None
-    totals: dict[str, float] = {}
-    for node in backend.nodes():
-        for name, amount in node.total.items():
-            totals[name] = totals.get(name, 0.0) + amount
-    found = next((name for name in resource_names() if totals.get(name, 0) >= 1), None)
+    nodes = backend.nodes()
+    there = (name for name in resource_names() if sum(node.total.get(name, 0.0) for node in nodes) >= 1)
+    found = next(there, None)
     if use_gpu == "auto":
         return found
     return found or "GPU"

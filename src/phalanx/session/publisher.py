@@ -67,7 +67,7 @@ class Publisher:
 
     def _publish(self, group: Any) -> None:
         record: GroupRecord = group.record()
-        if group.fully_closed:
+        if record.state == "closed":
             self._withdraw(group.backend, record.key)
         else:
             self._put(group.backend, record)
