@@ -73,6 +73,8 @@ REFUSED = {
         pool.split([0, 4])  # world size 4
         pool.split([4.0])  # world size 4
         pool.grow([0])
+        pool[0:1].grow()  # a view of another pool's slots
+        pool.shrink()  # it has only the slots that it was created with
         px.WorkerGroup(4, W)
         px.WorkerGroup(pool, 3)
         px.WorkerGroup(pool[0:1], W.bind(stop=1))
@@ -154,7 +156,7 @@ REFUSED = {
         px.ReplacePolicy(window_s=0)  # px.Replace
         px.resize(group, 0)  # 1 or more
         px.resize(view, 2)
-        px.resize(group, 1)
+        px.resize(group, 1)  # px.load(group, folder). Or say `independent = True`
         px.replace_ranks(view)
         px.replace_ranks(group, 9)  # expected ranks from 0 to 1
         px.replace_ranks(group, [-1])  # expected ranks from 0 to 1
@@ -284,9 +286,10 @@ REFUSED = {
     px.PlacementError: """
         px.ResourcePool([99], use_gpu=True)
         px.attach("nothing")
+        px.resize(group, 5)  # pool.grow(3)
     """,
     px.checkpoint.CheckpointError: """
-        px.restore(group)
+        px.restore(group)  # there is no snapshot of the group
         px.load(group, folder)
     """,
     px.GroupClosed: """

@@ -97,9 +97,7 @@ def test_missing_repeated_and_invalid_rows_of_a_stream_are_errors(
     assert group.ping() == [0, 1, 2, 3]
 
 
-def test_a_stream_by_rows_without_split_rows_and_an_unknown_by_are_refused(group: Any) -> None:
+def test_a_stream_by_rows_without_split_rows_is_refused(group: Any) -> None:
     for view in (group[0], group.any):
         with pytest.raises(px.DispatchError, match=r'by="rows"\): no rows are split'):
             view.values.stream([1, 2], by="rows")
-    with pytest.raises(px.DispatchError, match=r'by=.columns.*"items" or "rows"'):
-        group.values.stream([1], by="columns")

@@ -162,8 +162,10 @@ def test_a_failed_restart_leaves_the_group_broken_with_its_error(
     with pytest.raises(ValueError, match="only once"):
         group.restart()
 
-    with pytest.raises(px.GroupBroken, match="only once"):
+    with pytest.raises(px.GroupBroken, match="only once") as later:
         group.ping()
+    assert later.value.cause is not None
+    assert later.value.cause.__traceback__ is None  # the group keeps no frames of its caller
     group.close()
 
 

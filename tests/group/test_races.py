@@ -78,19 +78,6 @@ def test_a_call_that_waits_for_capacity_during_a_restart_is_refused(
     del in_flight
 
 
-def test_the_cause_of_a_failed_restart_keeps_no_frames_of_its_caller(
-    group: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: Counter) -> None:
-        raise ValueError("odd")
-
-    monkeypatch.setattr(Counter, "__init__", fail)
-    with pytest.raises(px.WorkerInitError):
-        group.restart()
-
-    assert group.core.lifecycle.cause.__traceback__ is None
-
-
 def test_a_concurrent_cancel_and_close_leave_a_closed_group_and_an_error() -> None:
     with (
         scripted(lambda what, number: "hang" if (what, number) == ("call", 1) else "fine"),

@@ -59,6 +59,11 @@ class Fragile(px.Worker):
         raise NotImplementedError
 
 
+def losses(group: px.WorkerGroup, number: int) -> list[float]:
+    """Train a step, and return the loss of each rank."""
+    return [loss for loss, _ in group.step(number)]
+
+
 class Replicated(Fragile):
     """The same model on all ranks; each gradient is summed over the ranks."""
 

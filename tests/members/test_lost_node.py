@@ -8,16 +8,12 @@ import pytest
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.members.killed_trainers import Replicated
+from tests.members.killed_trainers import Replicated, losses
 from tests.support.own_cluster import several_nodes
 from tests.support.scripts import tell, told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS, LOST_AT = 4, 2
-
-
-def losses(group: px.WorkerGroup, number: int) -> list[float]:
-    return [loss for loss, _ in group.step(number)]
 
 
 def main() -> None:

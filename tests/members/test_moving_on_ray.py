@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from tests.members.killed_trainers import Replicated
+from tests.members.killed_trainers import Replicated, losses
 from tests.support.own_cluster import drain, several_nodes
 from tests.support.scripts import tell, told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS, DRAINED_AT, ENDED_AT = 6, 2, 4
-
-
-def losses(group: px.WorkerGroup, number: int) -> list[float]:
-    return [loss for loss, _ in group.step(number)]
 
 
 def main() -> None:

@@ -146,6 +146,8 @@ def test_lost_state_without_a_copy_is_named_and_nothing_changes(three: px.Resour
     assert group.state == "broken"
     group.restart()  # a snapshot ends with the processes that hold it
     assert group.add(1) == [1.0, 2.0, 3.0]
+    with pytest.raises(px.checkpoint.CheckpointError, match=rf"{group.name}.*no snapshot.*restarted"):
+        px.restore(group)
     before = group.tell()
     with pytest.raises(px.GroupBroken, match=r"no snapshot.*state of ranks \[1\].*px\.snapshot"):
         px.replace_ranks(group, 1)

@@ -114,19 +114,6 @@ def test_a_broken_group_without_a_lost_rank_is_restored_with_one_new_process(two
     assert group.core.endpoints[1] is not other
 
 
-def test_a_restore_without_a_snapshot_is_refused_with_advice(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match=rf"{group.name}.*no snapshot.*px\.snapshot\(group\)"
-    ):
-        px.restore(group)
-    px.snapshot(group)
-    group.restart()
-
-    with pytest.raises(px.checkpoint.CheckpointError, match="restarted"):
-        px.restore(group)
-
-
 class Waiter(px.Worker):
     """Runs a call until it is cancelled."""
 
