@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
-from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.errors import PlacementError, RankReport, WorkerDiedError
 from phalanx.group.group import Group
 from phalanx.group.roster import DetachedRecord, detached_key, withdraw
-from phalanx.members.processes import close_workers
+from phalanx.members.processes import end
 from phalanx.session.session import session
 
 _PATIENCE_S = 5.0
@@ -21,13 +20,12 @@ _PATIENCE_S = 5.0
 class AttachedGroup(GroupView):
     """Handle of a detached group in a driver that did not start it. Calls go to the same processes."""
 
-    def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
+    def __init__(self, core: Group, reservations: Mapping[str, Sequence[str]]) -> None:
         super().__init__(Selection(core))
         self.__dict__.update(
             {role: GroupView(Selection(core, role=role)) for role in core.handle.methods if role}
         )
-        self._living = living
-        self._reservations, self._extras = record.reservations, record.extras
+        self._reservations = reservations
 
     @property
     def state(self) -> str:
@@ -42,13 +40,9 @@ class AttachedGroup(GroupView):
         """
         if self.core.begin_close():
             withdraw(self.core)
-            close_workers(self.core, self.core.epoch, range(len(self.core.epoch.endpoints)), _PATIENCE_S)
-            gather_before_end(self.core, _PATIENCE_S)
-            self.core.backend.kill(self._living)
-            self.core.backend.release(self._extras)
-            if pool:
-                for keys in self._reservations.values():
-                    self.core.backend.release(keys)
+            end(self.core, self.core.epoch, _PATIENCE_S)
+            for keys in self._reservations.values() if pool else ():
+                self.core.backend.release(keys)
             self.core.finish_close()
 
 
@@ -74,12 +68,14 @@ def attach(name: str) -> AttachedGroup:
     from_environment()
     core = Group(record.handle, backend, len(endpoints), owner=False)
     core.detached_record = published
+    core.extras = dict(zip((one.slot for one in endpoints), record.extras, strict=False))
     session.add_group(core)
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:
         reports = tuple(RankReport(rank, "died") for rank in missing)
+        core.epoch.stay = [one if one.handle is not None else None for one in endpoints]  # close() ends them
         core.broken(WorkerDiedError(f"ranks {missing} have ended", group=name, failures=reports))
     else:
         core.enter(endpoints)
         core.started()
-    return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record)
+    return AttachedGroup(core, record.reservations)
