@@ -6,7 +6,7 @@ import _thread
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -113,41 +113,41 @@ def test_leaving_a_stream_interrupts_ranks_that_are_busy_with_an_item(group: px.
 
     assert group.times_left() == [one + 1 for one in before]
     assert group.state == "ready"
-
-
-def test_a_killed_rank_ends_its_stream_with_a_worker_died_error(group: px.WorkerGroup) -> None:
-    items = group.count.stream()
-    next(items)
-    faults.kill(group, 1)
-    with pytest.raises(px.WorkerDiedError, match=r"count(.|\n)*rank 1(.|\n)*SIGKILL"):
-        for _ in items:
-            pass
-
-    assert group.state == "broken"
+    assert list(items) == []
 
 
 @pytest.mark.slow_on_cluster
-def test_a_restart_makes_an_open_stream_stale(group: px.WorkerGroup) -> None:
-    items = group.count.stream()
-    next(items)
-    group.restart()
-    with pytest.raises(px.errors.StaleEpoch):
-        for _ in items:
-            pass
+@pytest.mark.parametrize(
+    ("end", "error", "text", "state"),
+    [
+        (
+            lambda group: faults.kill(group, 1),
+            px.WorkerDiedError,
+            "count(.|\n)*rank 1(.|\n)*SIGKILL",
+            "broken",
+        ),
+        (px.WorkerGroup.restart, px.errors.StaleEpoch, "was restarted", "ready"),
+        (px.WorkerGroup.close, px.GroupClosed, "was closed", "closed"),
+    ],
+    ids=["killed", "restarted", "closed"],
+)
+def test_an_open_stream_ends_with_an_error_if_its_group_loses_a_rank_restarts_or_closes(
+    pool: px.ResourcePool,
+    end: Callable[[px.WorkerGroup], None],
+    error: type[Exception],
+    text: str,
+    state: str,
+) -> None:
+    with px.WorkerGroup(pool[2:4], Source) as group:
+        items = group.count.stream()
+        next(items)
+        end(group)
+        with pytest.raises(error, match=text):
+            for _ in items:
+                pass
+        items.close()
 
-    assert sorted(group.count.stream(1)) == [(0, 0), (1, 0)]
-
-
-@pytest.mark.slow_on_cluster
-def test_closing_the_group_ends_an_open_stream(pool: px.ResourcePool) -> None:
-    group = px.WorkerGroup(pool[2:4], Source)
-    items = group.count.stream()
-    next(items)
-    group.close()
-    with pytest.raises(px.GroupClosed):
-        for _ in items:
-            pass
-    items.close()
+        assert group.state == state
 
 
 def test_ctrl_c_during_a_read_leaves_the_stream(group: px.WorkerGroup) -> None:

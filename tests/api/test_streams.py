@@ -178,19 +178,6 @@ def test_an_unbounded_stream_is_complete_and_yields_nothing_after_its_end(group:
     assert list(items) == []
 
 
-def test_leaving_a_stream_ends_its_call_and_the_group_runs_further_calls(group: Any) -> None:
-    ended = [ended for _, ended in group.progress()]
-    with group.count.stream(MANY) as items:
-        begun: set[int] = set()
-        while begun != {0, 1}:
-            begun.add(next(items)[0])
-    after = group.progress()
-
-    assert all(now == before + 1 for (_, now), before in zip(after, ended, strict=True))
-    assert all(made < MANY for made, _ in after)
-    assert list(items) == []
-
-
 def test_a_rank_that_fails_ends_the_stream_with_the_error_of_the_call(group: Any) -> None:
     items = group.fail.stream(1)
     with pytest.raises(ValueError, match=r"fail(.|\n)*rank 1(.|\n)*no more") as raised:
