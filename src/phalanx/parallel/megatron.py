@@ -20,7 +20,7 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError
 from phalanx.parallel.mlp import activation
-from phalanx.parallel.world import join_world
+from phalanx.parallel.torch_native import join_world
 from phalanx.topology.mesh import Mesh
 
 MESH = "default"
