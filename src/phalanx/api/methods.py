@@ -19,7 +19,7 @@ from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.members.recovery import ensure_ready
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, checked_number
 
 P = ParamSpec("P")
 B = TypeVar("B")
@@ -225,10 +225,9 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
             DispatchError: if the arguments or options do not fit the method or its mode.
         """
         where = f"{self.__qualname__}.stream"
-        if buffer is not None and (isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1):
-            raise DispatchError(
-                f"{where}(buffer={buffer!r}): expected a whole number from 1, or None for no bound"
-            )
+        if buffer is not None:
+            advice = "expected a whole number from 1, or None for no bound"
+            buffer = checked_number(f"{where}: buffer", buffer, 1, advice, DispatchError)
         if by not in ("items", "rows"):
             raise DispatchError(f'{where}(by={by!r}): expected "items" or "rows"')
         forms: list[tuple[bool, StreamedRows | None]] = []

@@ -15,6 +15,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
+from phalanx.wire.value import checked_number
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
@@ -173,8 +174,7 @@ def start_profile(
     """Start a profile, from the next call of the ranks on; see ``group.profile``."""
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
-    if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise DispatchError(f"{selection.name}.profile(calls={calls!r}): expected a whole number from 1")
+    calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
     chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
     order = ProfileOrder(calls, selection.role, tool, options)

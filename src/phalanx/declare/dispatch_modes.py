@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from phalanx.errors import DeclarationError
+from phalanx.wire.value import checked_number
 
 #: How outputs become the result of a call: joined rows, list of outputs, first output, None (no output is sent to the
 #: caller), or the return value of a function of (group, outputs).
@@ -154,10 +154,7 @@ class Dispatch(metaclass=_DispatchNames):
         Raises:
             DeclarationError: if ``group_size`` is not an integer of at least 1, or ``name`` is not a string.
         """
-        if isinstance(group_size, bool) or not isinstance(group_size, Integral) or group_size < 1:
-            raise DeclarationError(
-                f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
-            )
+        group_size = checked_number("Dispatch.mesh: group_size", group_size, 1)
         if not isinstance(name, str):
             raise DeclarationError(f"Dispatch.mesh({name!r}): expected the name of a mesh as text")
         title = f"mesh({name!r})"

@@ -37,6 +37,7 @@ from phalanx.declare.result_types import (
     Yielding,
 )
 from phalanx.errors import DeclarationError
+from phalanx.wire.value import checked_number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -194,7 +195,7 @@ def register(
     if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
         raise _no_method(dispatch_mode)
     mode = _mode(dispatch_mode, execute_mode, collect)
-    _check_padding(mode, pad_to_multiple)
+    pad_to_multiple = _checked_padding(mode, pad_to_multiple)
     partial = MethodSpec(
         name="",
         mode=mode,
@@ -228,11 +229,13 @@ def _mode(dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mod
     return collecting(mode, collect, one_rank=execute_mode is Execute.RANK_ZERO)
 
 
-def _check_padding(mode: Mode, multiple: Any) -> None:
-    if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
-        raise DeclarationError(f"px.register: pad_to_multiple={multiple!r}; expected a whole number from 1")
-    if multiple is not None and mode.kind != "rows":
+def _checked_padding(mode: Mode, multiple: Any) -> int | None:
+    if multiple is None:
+        return None
+    number = checked_number("px.register: pad_to_multiple", multiple, 1)
+    if mode.kind != "rows":
         raise DeclarationError(f"px.register: {mode!r} splits no rows; leave pad_to_multiple= out")
+    return number
 
 
 #: Types of objects, other than functions, that decorators of the standard library return.

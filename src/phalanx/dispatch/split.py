@@ -18,6 +18,7 @@ from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.pytree import Build, Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import RowOps, ops_for
 from phalanx.errors import DispatchError, PhalanxError
+from phalanx.wire.value import checked_number
 
 _SHOWN = 12
 
@@ -166,10 +167,7 @@ def split_rows(value: Any, parts: int) -> list[Any]:
         DispatchError: if leaves have different numbers of rows; if a leaf is a future, a ``px.data.PerShard`` or a
             table of an unknown type; or if ``parts`` is not an integer of at least 1.
     """
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise DispatchError(
-            f"split_rows(..., {parts!r}): expected the number of pieces, a whole number from 1"
-        )
+    parts = checked_number("split_rows: parts", parts, 1, error=DispatchError)
     leaves, build = _without_futures(value, "split_rows")
     refuse_unclear_rows(leaves, "split_rows")
     return split_leaves(leaves, build, Cut(even_sizes(rows_of(leaves, "split_rows") or 0, parts)))
