@@ -8,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray.runtime_env.runtime_env import _merge_runtime_env
 
 from tests.compat.overlay.stand_in import make_entry_point, make_verl
 
@@ -293,8 +295,13 @@ def test_the_overlay_is_refused_after_ray_init_unless_the_cluster_has_the_variab
 
 
 JOB = """
-import json, ray
-ray.init = lambda *args, **kwargs: print(json.dumps(kwargs, default=lambda config: config.runtime_env))
+import json, os, ray
+
+def init(**told):
+    told["job"] = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "null"))
+    print(json.dumps(told, default=lambda config: config.runtime_env))
+
+ray.init = init
 import phalanx.compat.verl
 phalanx.compat.verl.install()
 from ray.job_config import JobConfig
@@ -324,23 +331,6 @@ def test_jobs_on_a_running_cluster_get_the_overlay_and_the_settings_of_the_drive
     }
 
 
-IN_A_JOB = """
-import json, os, ray
-from ray.runtime_env.runtime_env import _merge_runtime_env
-
-def init(runtime_env=None, job_config=None):  # as Ray's own in the process of a job
-    job = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
-    print(json.dumps(_merge_runtime_env(job["runtime_env"], runtime_env)))
-
-ray.init = init
-import phalanx.compat.verl
-phalanx.compat.verl.install()
-from ray.job_config import JobConfig
-
-ray.init({given})
-"""
-
-
 @pytest.mark.parametrize(
     "given",
     ["runtime_env={'env_vars': {'A': '1'}}", "job_config=JobConfig(runtime_env={'env_vars': {'A': '1'}})"],
@@ -351,8 +341,10 @@ def test_variables_of_a_submitted_job_do_not_conflict_with_those_of_its_driver(
     submitted = {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9", "VERL_USE_EXTERNAL_MODULES": "mine"}
     job = json.dumps({"runtime_env": {"env_vars": submitted, "pip": ["x"]}, "metadata": {}})
 
-    told = json.loads(run(IN_A_JOB.format(given=given), verl, RAY_JOB_CONFIG_JSON_ENV_VAR=job, **submitted))
+    told = json.loads(run(JOB.format(given=given), verl, RAY_JOB_CONFIG_JSON_ENV_VAR=job, **submitted))
+    # In the process of a job, Ray ignores job_config.
+    merged: dict[str, Any] = _merge_runtime_env(told["job"]["runtime_env"], told["runtime_env"]) or {}
 
-    assert told["pip"] == ["x"]
-    assert told["env_vars"].pop("A", "1") == "1"
-    assert told["env_vars"] == {**submitted, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine"}
+    assert merged["pip"] == ["x"]
+    assert merged["env_vars"].pop("A", "1") == "1"
+    assert merged["env_vars"] == {**submitted, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine"}
