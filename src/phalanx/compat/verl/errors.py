@@ -13,8 +13,8 @@ class CallCheckFailed(DispatchError, AssertionError):
     """Arguments or outputs that do not fit the dispatch mode, for which verl has an assertion."""
 
 
-class UnusableName(DeclarationError, ValueError):
-    """A registered method whose name a group cannot use."""
+class UnusableValue(DeclarationError, ValueError):
+    """A name of a method, a variable for ranks or a request for accelerators that a group cannot use."""
 
 
 class NoSharedBase(DeclarationError, ValueError, AssertionError):
@@ -23,14 +23,6 @@ class NoSharedBase(DeclarationError, ValueError, AssertionError):
 
 class NoFreePort(CheckFailed, RuntimeError):
     """No port of the given range is free."""
-
-
-class SystemVariables(DeclarationError, ValueError):
-    """Variables for a group's ranks that the controller itself sets."""
-
-
-class NoAccelerators(DeclarationError, ValueError):
-    """A request for accelerators on slots that have none."""
 
 
 class NotEnoughGpus(PlacementError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.compat.verl.errors import CheckFailed, UnusableName
+from phalanx.compat.verl.errors import CheckFailed, UnusableValue
 from phalanx.compat.verl.single_controller.base.decorator import (
     MAGIC_ATTR,
     Dispatch,
@@ -73,7 +73,7 @@ class WorkerGroup:
 
         Raises:
             CheckFailed: if a method's dispatch mode lacks a function.
-            UnusableName: if a method has the name of a property of groups.
+            UnusableValue: if a method has the name of a property of groups.
         """
         for name in dir(user_defined_cls):
             attribute = getattr(user_defined_cls, name, None)
@@ -84,7 +84,7 @@ class WorkerGroup:
             try:
                 setattr(self, name, bound)
             except AttributeError as error:
-                raise UnusableName(
+                raise UnusableValue(
                     f"Fail to set method_name {name} of {user_defined_cls.__name__}: groups have a property of that "
                     "name; rename the method"
                 ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableName
+from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableValue
 from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from phalanx.compat.verl.single_controller.base.worker import MegatronWorker, Worker
 from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs
@@ -122,7 +122,7 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
     """Add a role's registered methods to ``cls``, as ``{role}_{method}``.
 
     Raises:
-        UnusableName: if the name of a method for rollout clients is taken.
+        UnusableValue: if the name of a method for rollout clients is taken.
     """
     bound: dict[str, str] = {}
     for name in dir(user_defined_cls):
@@ -135,7 +135,7 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
         bound[name] = alias
         if registered["dispatch_mode"] is Dispatch.DIRECT_ROLLOUT_METHOD and "rollout" in key:
             if hasattr(cls, name):
-                raise UnusableName(
+                raise UnusableValue(
                     f"Fail to set method_name {name}: conflict direct rollout method {name} with role {key}; rollout "
                     "clients call it by its own name, which another role or the base class has, too: rename one"
                 )

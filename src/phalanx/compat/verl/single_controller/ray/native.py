@@ -79,16 +79,6 @@ def pool_on(
     return ResourcePool.of(name, view, {name: holding})
 
 
-@dataclass(frozen=True)
-class GroupNames:
-    """Names of a group, of its actors by slot, and of the methods of their handles."""
-
-    group: str
-    actors: tuple[str, ...]
-    methods: tuple[str, ...]
-    namespace: str
-
-
 class TrackedCalls:
     """Calls on the handles of a group's actors, tracked like the library's own calls.
 
@@ -148,15 +138,22 @@ class StartedRanks:
 
 
 def start(
+    name: str,
     pool: ResourcePool,
     bound: BoundClass,
-    names: GroupNames,
     options: GroupOptions,
+    *,
+    actors: Sequence[str],
+    methods: Sequence[str],
     amend: Callable[[RankConfig], RankConfig],
 ) -> StartedRanks:
-    """Start one actor per slot and wait for their constructors. ``amend`` returns each rank's final config.
+    """Start one actor per slot and wait for their constructors. Ranks end with this process at the latest.
 
-    Ranks end with this process at the latest.
+    Args:
+        name, pool, bound, options: the group.
+        actors: names of the actors, by slot.
+        methods: names of the methods of their handles.
+        amend: function that returns each rank's final config.
 
     Raises:
         PlacementError: if there is no room for the actors.
@@ -175,17 +172,16 @@ def start(
     core = Group(handle, pool.backend_api, pool.world_size, owner=True)
     core.roles, core.options = {"": bound}, options
     session.add_group(core)
-    methods = tuple(Facade(name, "", name) for name in names.methods)
+    facades = tuple(Facade(method, "", method) for method in methods)
+    namespace = ray.get_runtime_context().namespace
     runtime = make_overlay_runtime if overlay.active() else make_runtime
 
     def amend_request(request: SpawnRequest) -> SpawnRequest:
-        return replace(
-            request, methods=methods, names=names.actors, namespace=names.namespace, factory=runtime
-        )
+        return replace(request, methods=facades, names=tuple(actors), namespace=namespace, factory=runtime)
 
-    launched = launch(core, pool, 0, name=names.group, amend_request=amend_request, amend=amend)
+    launched = launch(core, pool, 0, name=name, amend_request=amend_request, amend=amend)
     _settle(launched, core)
-    unpublish = _published(core, names)
+    unpublish = _published(core, name, methods)
     extras, backend = launched.extras, pool.backend_api  # not the core, which keeps the ranks alive
 
     def release() -> None:
@@ -195,7 +191,7 @@ def start(
     handles = [endpoint.handle for endpoint in launched.endpoints]
     environment = launched.setups[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    return StartedRanks(handles, list(names.actors), master, release, _tracked(core))
+    return StartedRanks(handles, list(actors), master, release, _tracked(core))
 
 
 def _tracked(core: Group) -> TrackedCalls:
@@ -220,13 +216,13 @@ def _settle(launched: Launched, core: Group) -> None:
         raise
 
 
-def _published(core: Group, names: GroupNames) -> Callable[[], None]:
+def _published(core: Group, name: str, methods: Sequence[str]) -> Callable[[], None]:
     """Publish the record of the group for the commands. Return the function that withdraws the record."""
     entry = replace(
         core.record(),
         number=next(_numbers),
-        name=names.group,
+        name=name,
         state="ready",
-        methods={"": list(names.methods)},
+        methods={"": list(methods)},
     )
     return session.publisher.add(core.backend, entry)

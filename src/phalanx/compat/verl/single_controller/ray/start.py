@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.errors import CheckFailed, NoAccelerators, SystemVariables
+from phalanx.compat.verl.errors import CheckFailed, UnusableValue
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
     _unwrap_ray_remote,
@@ -60,16 +60,17 @@ def start(group: Any, strategy: str) -> native.StartedRanks:
     given = group.ray_cls_with_init
     user_class = _unwrap_ray_remote(given.cls)
     name = f"{group.name_prefix}{user_class.__name__}"
-    names = native.GroupNames(
-        group=name,
-        actors=tuple(f"{name}_{slot.block}:{slot.bundle}" for slot in pool.slots),
-        methods=tuple(callables(user_class)),
-        namespace=ray.get_runtime_context().namespace,
-    )
+    actors = tuple(f"{name}_{slot.block}:{slot.bundle}" for slot in pool.slots)
     bound = NativeClass(user_class, *given.args, **given.kwargs)
     master = _master(group, pool)
     return native.start(
-        pool, bound, names, _options(group, user_class), lambda setup: _amended(setup, group, master)
+        name,
+        pool,
+        bound,
+        _options(group, user_class),
+        actors=actors,
+        methods=callables(user_class),
+        amend=lambda setup: _amended(setup, group, master),
     )
 
 
@@ -152,8 +153,8 @@ def check_request(pool: Any, cls: Any, worker_env: Mapping[str, str], use_gpu: b
 
     Raises:
         CheckFailed: if ``pool`` or ``cls`` has another type.
-        NoAccelerators: if ``use_gpu`` asks for accelerators that the pool's slots do not have.
-        SystemVariables: if ``worker_env`` sets a variable that the controller sets.
+        UnusableValue: if ``worker_env`` sets a variable that the controller sets, or ``use_gpu`` asks for accelerators
+            that the pool's slots do not have.
     """
     if not isinstance(pool, RayResourcePool):
         raise CheckFailed(
@@ -165,12 +166,12 @@ def check_request(pool: Any, cls: Any, worker_env: Mapping[str, str], use_gpu: b
         )
     taken = [name for name in _PROTECTED if name in worker_env]
     if taken:
-        raise SystemVariables(
+        raise UnusableValue(
             f"Cannot override protected system env: {{{', '.join(map(repr, taken))}}}: these differ by rank or group "
             "and are set by the controller; take them out of worker_env"
         )
     if use_gpu and not pool.use_gpu:
-        raise NoAccelerators(
+        raise UnusableValue(
             f"use_gpu is True but resource_pool.use_gpu is False: make the pool {pool.name_prefix!r} with "
             "use_gpu=True, or the group without"
         )
