@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +157,17 @@ def _warn_of_other_release() -> None:
 
 
 def _check_nothing_early() -> None:
-    theirs = sorted(_loaded(_CONTROLLER))
+    theirs = sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if f"{name}.".startswith(f"{_CONTROLLER}.") and getattr(module, "__name__", name) == name
+    )  # a module of this package has its own name
     if theirs:
         raise AlreadyImported(
             f"verl's own controller is in use in this process: {theirs[0]} was imported before Phalanx could take its "
             "place. Start the program with `phalanx verl ...`, or call phalanx.compat.verl.install() before anything "
             f"imports {_CONTROLLER}; a module in {HOOK} that imports it must come after {PLUGIN}"
         )
-
-
-def _loaded(name: str) -> Iterator[str]:
-    """Yield the modules of a package that are loaded under their own name."""
-    for key, module in list(sys.modules.items()):
-        if (key == name or key.startswith(f"{name}.")) and getattr(module, "__name__", key) == key:
-            yield key
 
 
 def _check_jobs() -> None:

@@ -17,6 +17,7 @@ from phalanx.compat.verl import overlay
 from phalanx.compat.verl.batches import is_future
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # noqa: F401 verl has them all here
+    Arguments,
     collect_all_to_all,
     collect_dp_compute,
     collect_dp_compute_data_proto,
@@ -36,6 +37,7 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     dispatch_nd_compute_dataproto,
     dispatch_one_to_all,
     dummy_direct_rollout_call,
+    each,
 )
 
 #: Name of the attribute of a registered function that has its modes.
@@ -123,13 +125,9 @@ def _check_execute_mode(execute_mode: Any) -> None:
         )
 
 
-def _materialize_futures(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _materialize_futures(*args: Any, **kwargs: Any) -> Arguments:
     """Return the arguments with each ``DataProtoFuture`` replaced by its value."""
-
-    def value(given: Any) -> Any:
-        return given.get() if is_future(given) else given
-
-    return tuple(map(value, args)), {key: value(given) for key, given in kwargs.items()}
+    return each(lambda given: given.get() if is_future(given) else given, args, kwargs)
 
 
 def references_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -21,13 +21,14 @@ _padding_size_key = "_padding_size_key_x123d"
 Arguments = tuple[Any, dict[str, Any]]
 
 
-def _each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+def each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Apply a function to every argument of a call."""
     return tuple(function(arg) for arg in args), {key: function(value) for key, value in kwargs.items()}
 
 
 def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
     """Repeat each argument for every rank."""
-    return _each(lambda value: [value] * worker_group.world_size, args, kwargs)
+    return each(lambda value: [value] * worker_group.world_size, args, kwargs)
 
 
 def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
@@ -124,7 +125,7 @@ def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **k
         value.padding(padding_size=added)
         return value
 
-    args, kwargs = _each(pad, args, kwargs)
+    args, kwargs = each(pad, args, kwargs)
     if len(padded) > 1:
         first, other, *_ = padded
         raise CallCheckFailed(
@@ -183,7 +184,7 @@ def dispatch_nd_compute(
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
     padding = {key: kwargs.pop(key) for key in list(kwargs) if key == _padding_size_key}
-    args, kwargs = _each(deal, args, kwargs)
+    args, kwargs = each(deal, args, kwargs)
     return args, {**kwargs, **padding}
 
 

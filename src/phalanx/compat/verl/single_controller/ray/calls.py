@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from phalanx.backends.ray.worker_actor import portable
 from phalanx.compat.verl.batches import is_future, protocol
-from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
+from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key, each
 from phalanx.config import settings
 from phalanx.wire.codec import Encoded
 
@@ -18,44 +19,38 @@ if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call  # loads the runtime
 
 
+@dataclass(eq=False)
 class GroupMethod:
     """A registered method of a group, which dispatches, calls and collects."""
 
-    def __init__(
-        self,
-        group: Any,
-        method_name: str,
-        dispatch_fn: Callable[..., Any],
-        collect_fn: Callable[..., Any],
-        execute_fn: Callable[..., Any],
-        blocking: bool,
-    ) -> None:
-        self._group = group
-        self._dispatch_fn = dispatch_fn
-        self._collect_fn = collect_fn
-        self._execute_fn = execute_fn
-        self._blocking = blocking
-        self.__name__ = method_name
-        self.__qualname__ = f"{type(group).__name__}.{method_name}"
+    group: Any
+    method_name: str
+    dispatch_fn: Callable[..., Any]
+    collect_fn: Callable[..., Any]
+    execute_fn: Callable[..., Any]
+    blocking: bool
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.method_name
+        self.__qualname__ = f"{type(self.group).__name__}.{self.method_name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(_own(arg) for arg in args)
-        kwargs = {key: _own(value) for key, value in kwargs.items()}
-        args, kwargs = self._dispatch_fn(self._group, *args, **kwargs)
+        args, kwargs = each(_own, args, kwargs)
+        args, kwargs = self.dispatch_fn(self.group, *args, **kwargs)
         padding = int(kwargs.pop(_padding_size_key, 0))
-        output = self._execute_fn(self.__name__, *args, **kwargs)
+        output = self.execute_fn(self.__name__, *args, **kwargs)
         call = None
-        if self._blocking:
-            output = self._group._wait(output)
+        if self.blocking:
+            output = self.group._wait(output)
         else:
-            call = self._group._call_of(output)
-        output = self._collect_fn(self._group, output)
+            call = self.group._call_of(output)
+        output = self.collect_fn(self.group, output)
         if call is not None:
             output = _tracked(output, call)
         return _without_padding(output, padding, args, kwargs) if padding else output
 
     def __repr__(self) -> str:
-        return f"<{self.__qualname__} of {self._group.world_size} ranks>"
+        return f"<{self.__qualname__} of {self.group.world_size} ranks>"
 
 
 #: verl's name of the constructor of a group's methods.
