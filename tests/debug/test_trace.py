@@ -111,17 +111,6 @@ def test_a_trace_records_the_bytes_sources_and_output_times_of_calls(group: Any)
     assert streamed.ended is not None
 
 
-def test_spans_of_workers_belong_to_their_calls_and_spans_of_the_driver_to_its_track(group: Any) -> None:
-    with px.trace() as trace, px.span("step", number=3):
-        group.add(4)
-    (call,) = trace.events.calls
-    of_driver, *of_ranks = sorted(trace.events.spans, key=lambda one: one.track is not None)
-
-    assert [(one.name, one.call, one.attributes) for one in of_ranks] == [("adding", call.id, {"x": 4})] * 2
-    assert sorted(one.track.rank for one in of_ranks if one.track) == [0, 1]
-    assert (of_driver.track, of_driver.name, of_driver.attributes) == (None, "step", {"number": 3})
-
-
 def test_a_trace_records_the_rank_of_a_failed_call_and_the_error_of_an_unsent_call(group: Any) -> None:
     with px.trace() as trace:
         with pytest.raises(ValueError):
@@ -297,7 +286,7 @@ def test_a_resize_ends_the_tracks_of_the_previous_epoch(pool: px.ResourcePool) -
             group.wait()
             px.resize(group, 1)
             group.wait()
-        assert group.core.before_end == []
+        assert not group.core.before_end
     tracks = trace.events.tracks
 
     assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]

@@ -40,17 +40,6 @@ def test_an_installed_phalanx_replaces_the_controller_only_if_the_variable_is_se
     assert controller(asked).startswith(OURS)
 
 
-@pytest.mark.parametrize("policy", ["none", "another_plugin"])
-def test_the_command_works_if_verl_may_not_load_its_plugin(
-    interpreter: Interpreter, tmp_path: Path, policy: str
-) -> None:
-    own_module(tmp_path, "program", WHOSE)
-
-    ran = interpreter.run("-m", "phalanx", "verl", "program.py", VERL_USE_EXTERNAL_PLUGINS=policy)
-
-    assert controller(ran).startswith(OURS)
-
-
 def test_an_earlier_plugin_that_imports_verls_controller_ends_the_process(
     interpreter: Interpreter, plugin: Path, tmp_path: Path
 ) -> None:
