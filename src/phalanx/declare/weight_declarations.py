@@ -13,7 +13,6 @@ from phalanx.declare.context import WorkerContext, context_of, current_context
 from phalanx.errors import DeclarationError
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
-Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Accepted:
     share: bool = False
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
-    memory: Memory | None = None
 
 
 @dataclass
@@ -99,7 +97,6 @@ def accept(
     share: bool = False,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
-    memory: Memory | None = None,
 ) -> None:
     """Accept weights named ``name`` from syncs: write them into ``model`` in place, or pass them to ``load``.
 
@@ -115,16 +112,10 @@ def accept(
         share: True for roles in the same process, to use the storage of the source's parameters without a copy. The
             source then trains the same tensors that the target generates with.
         boxes, megatron: as in :func:`publish`.
-        memory: with ``load`` and ``model``: function that returns the tensors which hold the weights between their
-            arrival and ``load``, given the templates by name; for example views of memory shared with other processes.
 
     Raises:
         DeclarationError: if the name is not a non-empty string, or the arguments contradict each other.
     """
-    if memory is not None and (load is None or model is None):
-        raise DeclarationError(
-            f"accept_weights({name!r}, memory=): needs load= and a model that says what is kept"
-        )
     if model is None and load is None:
         raise DeclarationError(f"accept_weights({name!r}): give the model to write into, or load=function")
     if share and (load is not None or model is None):
@@ -138,7 +129,7 @@ def accept(
     _check("accept_weights", name, model, boxes, megatron)
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron, memory)
+    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron)
 
 
 def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None, megatron: Any) -> None:

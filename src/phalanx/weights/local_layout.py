@@ -131,7 +131,7 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
         boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
         moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
-    odd = added + odd_tensors(tensors, planned.tensors) + moved
+    odd = added + _odd_tensors(tensors, planned.tensors) + moved
     # Only one name of a tie is sent: the other must have the same values.
     ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
     untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
@@ -143,7 +143,7 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     return tensors
 
 
-def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+def _odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
     """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
     return [
         name

@@ -19,7 +19,6 @@ from phalanx.weights.local_layout import (
     current_tensors,
     model_of,
     named_tensors,
-    odd_tensors,
     read_layout,
 )
 from phalanx.weights.manifest import Manifest, Tensors, dtype_named
@@ -225,7 +224,10 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
 
 
 def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:
-    """Return the tensors to write: the role's own or, for a ``load`` function, tensors kept from sync to sync."""
+    """Return the tensors to write: the role's own or, for a ``load`` function, tensors in memory of this library.
+
+    The memory is kept from sync to sync, and processes of an engine may open it.
+    """
     if accepted.load is None:
         return read_layout(accepted), None
     if accepted.model is not None:
@@ -236,15 +238,7 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
             name: torch.empty(tensor.shape, dtype=dtype_named(tensor.dtype), device="meta")
             for name, tensor in held.items()
         }
-    wanted = {name: tensor for name, tensor in like.items() if name not in ties}
-    if accepted.memory is None:
-        memory, tensors = allocate_tensors(wanted)  # processes of an engine may open it
-    else:
-        memory, tensors = None, dict(accepted.memory(wanted))
-    if odd := sorted(odd_tensors(tensors, wanted)):
-        raise DeclarationError(
-            f"accept_weights(memory=) returned no tensors of the right shape and type for {', '.join(odd[:5])}"
-        )
+    memory, tensors = allocate_tensors({name: tensor for name, tensor in like.items() if name not in ties})
     return LocalLayout(held, ties, {name: tensors[ties.get(name, name)] for name in (*like, *ties)}), memory
 
 

@@ -46,7 +46,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     everything = accepted is not None and accepted.model is None
     layout = None if everything else read_layout(accepted or registry.published(key))
     # load= reads the tensors from host memory of this library
-    on_host = accepted is not None and accepted.load is not None and accepted.memory is None
+    on_host = accepted is not None and accepted.load is not None
     device = "" if layout is None or on_host else device_id(layout.device)
     return Description(
         manifest=None if layout is None else layout.manifest,
