@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from phalanx.weights.boxes import cut
 from phalanx.worker.rank_state import LocalTensor, SavedLeaf
 
 INDEX = "model.safetensors.index.json"
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class TensorFile(NamedTuple):
@@ -70,6 +72,11 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
         except KeyError as error:
             wrong = next(name for name, one in tensors.items() if one.dtype == error.args[0])
             raise CheckpointError(f"{wrong} has type {error}, which safetensors files do not have") from None
+        except (
+            SafetensorError
+        ) as error:  # it names an error of the system, such as of a full disk, by its number
+            found = _SYSTEM_ERROR.search(str(error))
+            raise (OSError(int(found[1]), str(error)) if found else error) from None
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     return sum(one.nbytes for one in tensors.values())
