@@ -56,6 +56,13 @@ class Loading(px.Worker):
                 return
 
 
+class FirstLoading(Loading):
+    """Two ranks of an engine, of which only the first loads the weights."""
+
+    def __init__(self, like: Any) -> None:
+        super().__init__(like if self.rank == 0 else {})
+
+
 def test_any_class_can_publish_and_accept_tensors_of_inference_mode() -> None:
     with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
         sync()
@@ -162,6 +169,16 @@ def test_a_load_function_gets_complete_renamed_tensors_from_sharded_sources() ->
         sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"v": ramp(4, 3)})
+
+
+def test_a_rank_that_accepts_no_tensors_has_the_version_of_the_rank_that_loads_them() -> None:
+    published = {"w": ramp(4)}
+    like = {"w": torch.zeros(4)}
+    with linked(Publisher.bind(told(published)), FirstLoading.bind(like), sizes=(1, 2)) as (_, target, sync):
+        sync()
+
+        assert [list(loaded) for loaded in target.run(lambda worker: worker.loaded)] == [["w"], []]
+        assert [str(state) for state in px.weights.status(target, NAME).values()] == ["complete(1)"] * 2
 
 
 def test_a_load_function_that_skips_tensors_is_an_error_and_tears_the_weights() -> None:
