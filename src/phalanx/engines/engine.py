@@ -63,12 +63,13 @@ class TokenRate:
         now = self._clock()
         self._steps.append((now, now - self._last, tokens))
         self._last = now
+        while self._steps[0][0] < now - _RATE_S:
+            self._steps.popleft()
 
     def per_second(self) -> float:
         """Return the rate; 0 after ten seconds without a step."""
-        begin = self._clock() - _RATE_S
-        while self._steps and self._steps[0][0] < begin:
-            self._steps.popleft()
+        if not self._steps or self._steps[-1][0] < self._clock() - _RATE_S:
+            return 0.0
         seconds = sum(step[1] for step in self._steps)
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
