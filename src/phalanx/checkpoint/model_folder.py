@@ -67,16 +67,19 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
     planner = LoadPlanner(stored.metadata, {name: LocalTensor.complete(one) for name, one in tensors.items()})
     with storage_errors(path, "written"):
         stored.read(stored.where, stored.metadata, planner.create_local_plan(), planner)
+        with open(path, "wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         try:
             save_file(tensors, path, {"format": "pt"})
         except KeyError as error:
             wrong = next(name for name, one in tensors.items() if one.dtype == error.args[0])
             raise CheckpointError(f"{wrong} has type {error}, which safetensors files do not have") from None
-        except (
-            SafetensorError
-        ) as error:  # it names an error of the system, such as of a full disk, by its number
-            found = _SYSTEM_ERROR.search(str(error))
-            raise (OSError(int(found[1]), str(error)) if found else error) from None
+        except SafetensorError as error:
+            number = _SYSTEM_ERROR.search(str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), str(error)) from None
+        os.chmod(path, mode)  # safetensors lets only this user read the file
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     return sum(one.nbytes for one in tensors.values())
