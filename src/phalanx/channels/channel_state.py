@@ -505,6 +505,8 @@ class ChannelState:
             if item.open_units == 0:
                 self._item_counts[item.outcome] += 1
                 self.reclaim(item)
+                if item.bounded is not None:
+                    item.payload = b""  # the staleness has the rows until they are trained on
 
     def _count(self, units: RowRange, sign: int) -> None:
         """Add a range to the totals of the waiting ranges, or subtract it."""
