@@ -48,6 +48,9 @@ def test_a_model_is_split_into_files_by_size_and_the_index_lists_its_tensors(
     listed = json.loads((tmp_path / "model" / INDEX).read_text())["weight_map"]
 
     assert len(files) > 2
+    (tmp_path / "own").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert modes == {(tmp_path / "own").stat().st_mode}
     values = group[0].values()
     for name, file in listed.items():
         assert torch.equal(load_file(tmp_path / "model" / file)[name], values[name])
