@@ -37,7 +37,7 @@ TOTALS = {
     "classes": 475,
     "tokens": 270_000,
     "functions over 60 lines": 4,
-    "lines of tests": 33_600,
+    "lines of tests": 33_800,
     "lines of benchmark, examples and tools": 8_500,
 }
 _NO_TOKENS = {

@@ -1,8 +1,10 @@
-"""The chapters of verl's published tutorial that use verl, run as scripts. The first chapter uses Ray alone."""
+"""The four chapters of verl's published tutorial, run as scripts."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,6 +33,19 @@ def printed(script: str, folder: Path) -> list[str]:
     """Return the lines that a script itself prints."""
     lines = run(FOLDER / script, backend="ray", folder=folder).splitlines()
     return [line for line in lines if not FROM_ELSEWHERE.match(line)]
+
+
+def test_chapter_1_prints_image_rows_with_embeddings(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = str(tmp_path / "files")
+    subprocess.run([sys.executable, str(FOLDER / "local_files.py"), files], check=True, timeout=300)
+    monkeypatch.setenv("TUTORIAL_FILES", files)
+
+    output = run(FOLDER / "chapter_1.py", backend="ray", folder=folder)
+
+    assert output.startswith("0\n10000\n")
+    assert re.search(r"\[\{'path': '.*doggos-dataset/train/.*', 'class': '.*', 'embedding': array\(", output)
 
 
 def test_chapters_2_and_3_print_the_published_output(folder: Path) -> None:

@@ -1,0 +1,74 @@
+"""Drivers of drop-in groups that end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from tests.support.fault_workers import is_there, within
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+DRIVER = '''
+import json, os, signal, subprocess, sys, time
+import ray
+from phalanx.compat.verl.single_controller.base import Worker
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+@ray.remote
+class Loader(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def start_child(self):
+        sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
+        start = f"""import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {sleep!r}], stdout=subprocess.DEVNULL, start_new_session=True)
+print(child.pid)"""
+        # its parent ends at once, so that the child is nobody's: only who has seen it, or its mark, finds it
+        done = subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, check=True)
+        return [os.getpid(), int(done.stdout)]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def nap(self):
+        time.sleep(1000)
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+pool = RayResourcePool([2], use_gpu=False, name_prefix=f"killed-{os.getpid()}")
+group = RayWorkerGroup(pool, RayClassWithInitArgs(Loader))
+print(json.dumps([pid for pids in group.start_child() for pid in pids]), flush=True)
+group.nap()
+'''
+
+
+def test_a_killed_driver_leaves_no_processes_or_placement_groups() -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert driver.stdout is not None
+    pids = json.loads(driver.stdout.readline())
+    assert len(pids) == 4
+    assert all(map(is_there, pids))
+
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    driver.stdout.close()
+
+    def left() -> list[object]:
+        groups = [
+            group["name"]
+            for group in placement_group_table().values()
+            if group["name"].startswith(f"killed-{driver.pid}") and group["state"] != "REMOVED"
+        ]
+        return [*filter(is_there, pids), *groups]
+
+    assert within(5.0, lambda: not left()), left()
