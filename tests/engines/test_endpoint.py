@@ -140,7 +140,7 @@ def test_the_url_of_an_endpoint_has_an_address_to_connect_to(
     host: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "_arguments", lambda *_: None)
-    monkeypatch.setattr(endpoint, "find", lambda _: lambda: "10.0.0.7")
+    monkeypatch.setattr(endpoint, "resolve_name", lambda _: lambda: "10.0.0.7")
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 on this machine")
     server = EndpointServer("model", host, 0, KEY, {})

@@ -14,13 +14,12 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Answer, Completion, SamplingParams
+from phalanx.engines import Answer, Completion, SamplingParams, Vocabulary
 from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling, vllm_weights
 from phalanx.engines.vllm.vllm_runner import VllmRunner
 from phalanx.engines.vllm.vllm_sampling import sampling_params
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
-from phalanx.engines.vocabulary import Vocabulary
 from phalanx.errors import PhalanxError
 from phalanx.weights.shared_memory import allocate_tensors
 from tests.engines.counting import CountingEngine
@@ -38,7 +37,7 @@ def params(monkeypatch: pytest.MonkeyPatch) -> None:
         return given
 
     names = {"SamplingParams": made, "RequestOutputKind": SimpleNamespace(DELTA="delta")}
-    monkeypatch.setattr(vllm_sampling, "find", lambda name: names[name.rpartition(".")[2]])
+    monkeypatch.setattr(vllm_sampling, "resolve_name", lambda name: names[name.rpartition(":")[2]])
 
 
 def answer(key: int = 1, **sampling: Any) -> Answer:
@@ -280,7 +279,7 @@ def test_an_unlimited_number_of_likeliest_tokens_is_the_size_of_the_vocabulary(
 def test_an_engine_with_several_accelerators_uses_processes_instead_of_actors(
     axis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_runner, "find", lambda _: dict)
+    monkeypatch.setattr(vllm_runner, "resolve_name", lambda _: dict)
     monkeypatch.setattr(vllm_runner, "on_cpu", lambda: False)
     given = vllm_runner._engine_arguments("model", {f"{axis}_parallel_size": 2})
 
@@ -313,7 +312,7 @@ def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_
     worker = WorkerExtension()
     worker.model_runner = SimpleNamespace(get_model=lambda: model, model_config=None)
     worker.vllm_config = None
-    monkeypatch.setattr(vllm_weights, "find", lambda _: lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(vllm_weights, "resolve_name", lambda _: lambda *_: contextlib.nullcontext())
     memory, tensors = allocate_tensors(values)
     for name, value in values.items():
         tensors[name].copy_(value)

@@ -16,7 +16,6 @@ COMPUTING = (
     "phalanx.api.lazy_names",
     "phalanx.wire.lazy",
     "phalanx.compat.verl.redirect",
-    "phalanx.engines.vllm.vllm_imports",
     "phalanx.wire.exceptions",
 )
 

@@ -19,6 +19,6 @@ if TYPE_CHECKING:
     from phalanx.engines.engine_types import EngineStatistics as EngineStatistics
     from phalanx.engines.engine_types import SamplingParams as SamplingParams
     from phalanx.engines.engine_types import Tokens as Tokens
-    from phalanx.engines.vocabulary import Vocabulary as Vocabulary
+    from phalanx.engines.engine_types import Vocabulary as Vocabulary
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -21,6 +21,7 @@ from phalanx.engines.engine_requests import Answer, ModelRunner, RequestFactory,
 from phalanx.engines.engine_types import (
     Capabilities,
     Completion,
+    Encode,
     Endpoint,
     EngineStatistics,
     PauseMode,
@@ -29,7 +30,6 @@ from phalanx.engines.engine_types import (
     SamplingParams,
     Tokens,
 )
-from phalanx.engines.vocabulary import Encode
 from phalanx.errors import DeclarationError, WeightsTorn
 from phalanx.tracing.spans import process
 

@@ -20,13 +20,14 @@ from phalanx.engines.engine_types import (
     UNKNOWN_VERSION,
     Capabilities,
     Completion,
+    Encode,
     FinishReason,
     Prefix,
     Prompt,
     SamplingParams,
     Stop,
+    Vocabulary,
 )
-from phalanx.engines.vocabulary import Encode, Vocabulary
 
 
 class SampledToken(NamedTuple):

@@ -18,9 +18,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
-from phalanx.engines.engine_types import Capabilities
+from phalanx.engines.engine_types import (
+    Capabilities,
+    Decode,
+    Vocabulary,
+    check_folder,
+    end_tokens,
+    load_tokenizer,
+)
 from phalanx.engines.token_sampling import sample_tokens
-from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tokens, load_tokenizer
 
 _TOP = 64
 

@@ -16,7 +16,7 @@ import phalanx as px
 from phalanx.engines import Endpoint
 from phalanx.engines.vllm import VllmRollout
 from phalanx.engines.vllm.endpoint import EndpointServer
-from phalanx.engines.vllm.vllm_imports import prepare
+from phalanx.engines.vllm.rollout import prepare_vllm
 from tests.conformance.engines import GREEDY, LENGTH, Reference
 from tests.engines.vllm.conftest import ONE_THREAD, SMALL, left_since, route_paths, things_of_engines
 from tests.engines.vllm.models import OddSource, load_model
@@ -254,7 +254,7 @@ def test_an_unknown_option_of_vllm_is_named_in_the_error(models: dict[str, str])
 
 def server_of(options: dict[str, Any], port: int = 0, key: str = "k" * 16) -> EndpointServer:
     """Return a server that is not started."""
-    prepare()
+    prepare_vllm()
     return EndpointServer("model", "127.0.0.1", port, key, options)
 
 

@@ -13,10 +13,10 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 from phalanx.engines.engine_types import Endpoint
-from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import DeclarationError, PhalanxError
 
 MIN_KEY_LENGTH = 16
@@ -98,7 +98,7 @@ def _digest(key: bytes) -> bytes:
 
 
 _START_S = 60.0
-_SERVER_OPTIONS = "vllm.entrypoints.launchers.cli_args.FrontendArgs"
+_SERVER_OPTIONS = "vllm.entrypoints.launchers.cli_args:FrontendArgs"
 _SHARED_OPTIONS = {"enable_log_requests", "served_model_name", "structured_outputs_config"}
 """Options of the engine that its server reads too."""
 _OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
@@ -152,13 +152,15 @@ class EndpointServer:
             logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
         tasks = await llm.get_supported_tasks()
         given = self._given
-        app = find("vllm.entrypoints.launchers.app.build_app")(given, tasks, llm.model_config)
-        state = find("vllm.entrypoints.launchers.api_server.app_state.init_app_state")
+        app = resolve_name("vllm.entrypoints.launchers.app:build_app")(given, tasks, llm.model_config)
+        state = resolve_name("vllm.entrypoints.launchers.api_server.app_state:init_app_state")
         await state(llm, app.state, given, tasks)
         # The outermost application: vLLM itself checks the key on some of its routes only.
         options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
-        config = find("uvicorn.Config")(BearerAuth(app, self._key), **options)  # uvicorn comes with vLLM
-        self._server = find("uvicorn.Server")(config)  # no signal handlers: not the main thread
+        config = resolve_name("uvicorn:Config")(
+            BearerAuth(app, self._key), **options
+        )  # uvicorn comes with vLLM
+        self._server = resolve_name("uvicorn:Server")(config)  # no signal handlers: not the main thread
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         until = time.monotonic() + _START_S
         while not self._server.started:
@@ -172,7 +174,7 @@ class EndpointServer:
         """Return ``host:port`` for URLs."""
         host, port = self._socket.getsockname()[:2]
         if host in ("0.0.0.0", "::"):  # not an address that a client on another node can connect to
-            host = find("vllm.utils.network_utils.get_ip")()
+            host = resolve_name("vllm.utils.network_utils:get_ip")()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self) -> None:
@@ -203,7 +205,7 @@ def _check_options(options: dict[str, Any]) -> None:
             advice = f"use the argument {_OWN_ARGUMENTS[name]} instead"
         elif name == "uds" or name.startswith("ssl_"):
             advice = "expected none, since endpoints speak plain HTTP over TCP; put a proxy in front of the endpoint"
-        elif name not in {*_SHARED_OPTIONS, *find(_SERVER_OPTIONS).__dataclass_fields__}:
+        elif name not in {*_SHARED_OPTIONS, *resolve_name(_SERVER_OPTIONS).__dataclass_fields__}:
             advice = (
                 "expected options of its HTTP server, as in `vllm serve`; give engine options to VllmRollout"
             )
@@ -214,8 +216,8 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
     """Return the parsed arguments of ``vllm serve``."""
-    parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
-        find("vllm.utils.argparse_utils.FlexibleArgumentParser")(exit_on_error=False)
+    parser = resolve_name("vllm.entrypoints.launchers.cli_args:make_arg_parser")(
+        resolve_name("vllm.utils.argparse_utils:FlexibleArgumentParser")(exit_on_error=False)
     )
     # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
     flags = ["--model", model, f"--api-key={key}", "--disable-log-stats"]

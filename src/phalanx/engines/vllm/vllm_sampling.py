@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from phalanx.engines.engine_requests import Answer, SampledToken
+from phalanx.engines.engine_types import Vocabulary
 from phalanx.engines.token_sampling import sample_randomly
-from phalanx.engines.vllm.vllm_imports import find
-from phalanx.engines.vocabulary import Vocabulary
 
 PROCESSOR = f"{__name__}:SeededProcessor"
 
@@ -38,7 +38,7 @@ def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> A
     limit = math.inf if vocabulary.size is None else vocabulary.size
     ends = {stop for stop in sampling.stop if isinstance(stop, int)}
     ends |= frozenset[int]() if sampling.ignore_eos else vocabulary.end
-    return find("vllm.sampling_params.SamplingParams")(
+    return resolve_name("vllm.sampling_params:SamplingParams")(
         max_tokens=sampling.max_tokens - count,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -47,7 +47,7 @@ def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> A
         ignore_eos=True,  # end tokens are among the stops
         extra_args=None if seed is None else {_EXTRA: seed},
         detokenize=False,
-        output_kind=find("vllm.sampling_params.RequestOutputKind").DELTA,
+        output_kind=resolve_name("vllm.sampling_params:RequestOutputKind").DELTA,
     )
 
 
@@ -69,8 +69,8 @@ def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[Sample
 
 
 def _processor() -> Any:
-    base = find("vllm.v1.sample.logits_processor.LogitsProcessor")
-    update = find("vllm.v1.sample.logits_processor.process_dict_updates")
+    base = resolve_name("vllm.v1.sample.logits_processor:LogitsProcessor")
+    update = resolve_name("vllm.v1.sample.logits_processor:process_dict_updates")
 
     class SeededProcessor(base):
         def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:

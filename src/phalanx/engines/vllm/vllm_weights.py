@@ -11,11 +11,11 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any, TypeAlias, cast
 
 import torch
 
-from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import WeightsError
 from phalanx.weights.manifest import dtype_named, name_of
 from phalanx.weights.shared_memory import HostMemory
@@ -79,10 +79,10 @@ class WorkerExtension:
         # vLLM warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
         try:
-            with find("vllm.config.set_current_vllm_config")(self.vllm_config):
-                find(f"{_RELOAD}.initialize_layerwise_reload")(model)
+            with resolve_name("vllm.config:set_current_vllm_config")(self.vllm_config):
+                resolve_name(f"{_RELOAD}:initialize_layerwise_reload")(model)
                 loaded = model.load_weights(iter(tensors.items()))
-                find(f"{_RELOAD}.finalize_layerwise_reload")(model, self.model_runner.model_config)
+                resolve_name(f"{_RELOAD}:finalize_layerwise_reload")(model, self.model_runner.model_config)
         finally:
             memory.close()
         missing = sorted({name for name, _ in model.named_parameters()} - (loaded or set()))
