@@ -120,10 +120,6 @@ class Hub:
             if state.closed and not state.leases:  # a closed channel still reclaims the bytes of leased items
                 self._states.pop(key, None)
 
-    @property
-    def _channels(self) -> dict[str, ChannelState]:
-        return {key: state for key, state in self._states.items() if isinstance(state, ChannelState)}
-
     def _meet(self) -> None:
         """Do nothing. The answer shows that earlier requests of the peer were executed."""
 
@@ -160,8 +156,9 @@ class Hub:
             self._post(item.holder, None, item.payload.number)
 
     def _evict(self) -> None:
-        for channel in self._channels.values():
-            channel.expire()
+        for state in self._states.values():
+            if isinstance(state, ChannelState):
+                state.expire()
 
     def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]] | None:
         """Return the states of channels and a staleness, all of the same moment; None if one of them is closed."""
@@ -172,11 +169,12 @@ class Hub:
         self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]
     ) -> None:
         """Restore channels and a staleness from their states. Raises ValueError if they were used before."""
+        states: dict[str, Any] = self._states
         for key in channels:
-            if self._channels[key].items.submitted:
-                raise ValueError(f"an item was put into channel {self._channels[key].name!r} already")
+            if states[key].items.submitted:
+                raise ValueError(f"an item was put into channel {states[key].name!r} already")
         if staleness is not None:
-            bound: Any = self._states[staleness]
+            bound = states[staleness]
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
             ranges = [units for saved in channels.values() for units in saved["ranges"]]
@@ -185,7 +183,7 @@ class Hub:
                 units.item.bounded = bound
             bound.restore(state, [(units.item, row) for units in bounded for row in range(*units[1:3])])
         for key, saved in channels.items():
-            self._channels[key].restore(saved)
+            states[key].restore(saved)
 
 
 def count_level(channel: str, waiting: int, oldest: float) -> None:

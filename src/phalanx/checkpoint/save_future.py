@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from phalanx.calls.future import Awaited
 from phalanx.errors import CallCancelled, CallTimeout
 from phalanx.session.session import session
-from phalanx.session.wait_threads import Pending
 from phalanx.wire.value import checked_timeout
 
 T = TypeVar("T")
@@ -104,10 +103,6 @@ class SaveFuture(Awaited[T]):
     def cancelled(self) -> bool:
         """Return whether the save was cancelled."""
         return self.done() and isinstance(self._future.exception(), CallCancelled)
-
-    def pending(self, deadline: float | None = None) -> Pending | None:
-        """Return None: a thread has to wait."""
-        return None
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
