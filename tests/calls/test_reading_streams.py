@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from tests.conformance.groups import Unreadable
+from tests.conformance.test_groups import Unreadable
 
 
 class Source(px.Worker):

@@ -1,4 +1,4 @@
-"""Interface of backends, with its types. ``tests/conformance/backends.py`` tests it on every backend.
+"""Interface of backends, with its types. ``tests/conformance/test_backends.py`` tests it on every backend.
 
 A *reservation* is the set of slots that a pool holds. An *endpoint* is a worker process. A *reference* stands for a
 value that is stored or still being computed. They are opaque to all code but the backend.
