@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,25 +24,6 @@ BY_VALUE = True
 
 WITHIN = 30.0
 LARGE = 60_000
-DRIVER = """
-import phalanx as px
-
-class Putter(px.Worker):
-    @px.register
-    def put_large(self, channel):
-        for _ in range(2):
-            channel.put(bytes(1 << 20))
-
-pool = px.ResourcePool([1], use_gpu=False)
-group = px.WorkerGroup(pool, Putter)
-channel = px.Channel(1)
-future = group.put_large.submit(channel)
-pid = group.core.endpoints[0].facts.pid
-while not channel.depth.puts:
-    pass
-print(pid, flush=True)
-future.result()
-"""
 LEAVING = """
 import ray
 import phalanx as px
@@ -309,14 +288,3 @@ def test_a_script_that_ends_with_an_open_channel_and_group_prints_no_traceback(t
     driver = ended(OPEN, tmp_path)
     assert (driver.returncode, driver.stdout) == (0, "[0, 1]\n")
     assert "Traceback" not in driver.stderr and "not everything" not in driver.stderr, driver
-
-
-def test_a_rank_that_waits_at_a_channel_ends_with_its_driver(ray_cluster: None) -> None:
-    command = [sys.executable, "-c", DRIVER]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env={**os.environ, "PHALANX_BACKEND": "ray"}
-    ) as driver:
-        assert driver.stdout is not None
-        rank = int(driver.stdout.readline())
-        driver.kill()
-    assert within(WITHIN, lambda: not Path(f"/proc/{rank}").exists())

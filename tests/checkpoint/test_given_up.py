@@ -26,9 +26,14 @@ WITHIN = 60.0
 
 
 @pytest.fixture
-def group() -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Rows)
+def pool() -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as made:
+        yield made
+
+
+@pytest.fixture
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool, Rows)
 
 
 @pytest.fixture
@@ -63,19 +68,16 @@ def late(run: Path, fails: str = "") -> Callable[[str], None]:
 
 @pytest.mark.parametrize(("groups", "fails"), [(1, "__1_"), (2, "groups/0")])
 def test_a_failed_submitted_save_leaves_no_files_of_slower_ranks(
-    tmp_path: Path, on_write: Any, groups: int, fails: str
+    pool: px.ResourcePool, tmp_path: Path, on_write: Any, groups: int, fails: str
 ) -> None:
     on_write(late(tmp_path, fails=fails))
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        made = {str(number): px.WorkerGroup(pool, Rows) for number in range(groups)}
-        with px.checkpoint.CheckpointManager(str(tmp_path), made) as run:
-            with pytest.raises(
-                px.checkpoint.CheckpointError,
-                match=r"rank \d of .* could not write step 3: OSError: no such luck",
-            ):
-                run.save.submit(3).result(WITHIN)
+    made = {str(number): px.WorkerGroup(pool, Rows) for number in range(groups)}
+    with px.checkpoint.CheckpointManager(tmp_path, made) as run:
+        why = r"rank \d of .* could not write step 3: OSError: no such luck"
+        with pytest.raises(px.checkpoint.CheckpointError, match=why):
+            run.save.submit(3).result(WITHIN)
 
-            assert listed(str(tmp_path)) == []
+        assert listed(str(tmp_path)) == []
 
 
 def test_a_cancelled_save_leaves_nothing_and_the_next_save_works(
@@ -163,27 +165,26 @@ def test_an_unread_error_of_a_save_is_logged_once_at_exit(
     assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
 
 
-def test_an_error_of_state_dict_keeps_its_type_and_traceback(tmp_path: Path) -> None:
+def test_an_error_of_state_dict_keeps_its_type_and_traceback(pool: px.ResourcePool, tmp_path: Path) -> None:
     class Broken(Bag):
         def state_dict(self) -> dict[str, Any]:
             raise KeyError("mine")
 
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, pytest.raises(KeyError) as caught:
+    with pytest.raises(KeyError) as caught:
         px.save(px.WorkerGroup(pool, Broken), tmp_path)
 
     assert "in state_dict" in str(caught.value)
 
 
 def test_the_save_of_a_run_shows_one_progress_bar_for_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200, color_system=None)
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
-        with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
-            monkeypatch.setattr(progress, "terminal", lambda: console)
-            run.save(7)
+    groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
+    with px.checkpoint.CheckpointManager(tmp_path, groups) as run:
+        monkeypatch.setattr(progress, "terminal", lambda: console)
+        run.save(7)
 
     shown = text.getvalue()
     assert f"save step 7 of {tmp_path}: written" in shown
