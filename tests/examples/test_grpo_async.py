@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,31 +28,27 @@ def example() -> Iterator[ModuleType]:
         yield module
 
 
-def settings_of(example: ModuleType, **changes: object) -> object:
+@contextmanager
+def begun(example: ModuleType, **changes: object) -> Generator[tuple[Any, Any, px.StalenessManager]]:
+    """Yield groups of one rank each, small settings, and a staleness manager for them."""
     small = {"digits": 4, "questions": 4, "together": 4, "group_size": 4, "steps": 4}
-    return example.Settings(**{**small, **changes})
-
-
-def staleness_of(settings: object) -> px.StalenessManager:
-    return px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)  # type: ignore[attr-defined]
+    settings = example.Settings(**{**small, **changes})
+    staleness = px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)
+    with example.started(settings, 1, 1, "cpu") as groups:
+        yield groups, settings, staleness
 
 
 def test_rewards_without_lag_are_those_of_alternating_generation_and_training(example: ModuleType) -> None:
-    settings = settings_of(example, max_lag=0)
-    with example.started(settings, 1, 1, "cpu") as groups:
+    with begun(example, max_lag=0) as (groups, settings, _):
         in_turn = list(example.in_turn(groups, settings))
-    with example.started(settings, 1, 1, "cpu") as groups:
-        staleness = staleness_of(settings)
-
+    with begun(example, max_lag=0) as (groups, settings, staleness):
         assert list(example.grpo(groups, settings, staleness)) == in_turn
 
     assert staleness.stats.lags == {0: 4 * 16}
 
 
 def test_answers_stay_within_the_allowed_lag_and_none_is_lost(example: ModuleType) -> None:
-    settings = settings_of(example, max_lag=1, together=2, steps=6)
-    staleness = staleness_of(settings)
-    with example.started(settings, 1, 1, "cpu") as groups:
+    with begun(example, together=2, steps=6) as (groups, settings, staleness):
         assert len(list(example.grpo(groups, settings, staleness))) == 6
 
     rows = staleness.stats.rows
@@ -62,8 +60,6 @@ def test_answers_stay_within_the_allowed_lag_and_none_is_lost(example: ModuleTyp
 def test_questions_with_stale_answers_are_asked_again(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(example, max_lag=1, together=2, steps=6)
-    staleness = staleness_of(settings)
     answered, late = example.answered, []
 
     def slow_at_first(groups: object, settings: object, asked: dict[str, torch.Tensor]) -> object:
@@ -75,7 +71,7 @@ def test_questions_with_stale_answers_are_asked_again(
         return rows
 
     monkeypatch.setattr(example, "answered", slow_at_first)
-    with example.started(settings, 1, 1, "cpu") as groups:
+    with begun(example, together=2, steps=6) as (groups, settings, staleness):
         assert len(list(example.grpo(groups, settings, staleness))) == 6
 
     assert staleness.stats.dropped == {"stale": 8}
@@ -85,9 +81,7 @@ def test_questions_with_stale_answers_are_asked_again(
 def test_the_next_batch_is_generated_during_training(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(example, max_lag=1, together=2)
-    staleness = staleness_of(settings)
-    answered, generated, begun = example.answered, list[int](), list[None]()
+    answered, generated, steps = example.answered, list[int](), list[None]()
 
     def wait(condition: Callable[[], bool]) -> None:
         limit = time.monotonic() + WITHIN
@@ -97,19 +91,19 @@ def test_the_next_batch_is_generated_during_training(
 
     def noted(groups: object, settings: object, asked: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Begin to generate a batch once the step on the batch before has begun."""
-        wait(lambda: len(begun) >= int(asked["row"][0]) // 16)
+        wait(lambda: len(steps) >= int(asked["row"][0]) // 16)
         rows = answered(groups, settings, asked)
         generated.append(len(rows["row"]))
         return rows
 
     monkeypatch.setattr(example, "answered", noted)
-    with example.started(settings, 1, 1, "cpu") as groups:
+    with begun(example, together=2) as (groups, settings, staleness):
         update = groups.trainer.actor.update
 
         def update_late(batch: object, reference: object) -> object:
             """Train once there are answers of the next batch."""
-            begun.append(None)
-            wait(lambda: len(begun) == 4 or sum(generated) > len(begun) * 16)
+            steps.append(None)
+            wait(lambda: len(steps) == 4 or sum(generated) > len(steps) * 16)
             return update(batch, reference)
 
         groups.trainer.actor.__dict__["update"] = update_late
@@ -123,10 +117,8 @@ def test_a_resumed_run_trains_on_every_question_once(example: ModuleType, tmp_pa
     trained: list[int] = []
 
     def train(count: int, *, resume: bool = False) -> tuple[list[float], px.StalenessManager]:
-        settings = settings_of(example, max_lag=1, together=2, steps=6)
-        staleness = staleness_of(settings)
         saving = example.Saving(str(tmp_path / "run"), resume, every=3)
-        with example.started(settings, 1, 1, "cpu") as groups:
+        with begun(example, together=2, steps=6) as (groups, settings, staleness):
             update = groups.trainer.actor.update
 
             def noted(batch: object, reference: object) -> list[object]:
@@ -153,9 +145,8 @@ def test_a_resumed_run_trains_on_every_question_once(example: ModuleType, tmp_pa
 
 
 def test_a_failure_during_generation_ends_the_training_with_its_error(example: ModuleType) -> None:
-    settings = settings_of(example)
-    with example.started(settings, 1, 1, "cpu") as groups:
-        steps = example.grpo(groups, settings, staleness_of(settings))
+    with begun(example) as (groups, settings, staleness):
+        steps = example.grpo(groups, settings, staleness)
         next(steps)
         faults.raises(groups.rollout, 0, ArithmeticError("an engine fails"), method="generate")
         with pytest.raises(ArithmeticError, match="an engine fails"):
@@ -163,8 +154,7 @@ def test_a_failure_during_generation_ends_the_training_with_its_error(example: M
 
 
 def test_answers_have_the_log_probabilities_and_weight_version_of_their_tokens(example: ModuleType) -> None:
-    settings = settings_of(example)
-    with example.started(settings, 1, 1, "cpu") as groups:
+    with begun(example) as (groups, settings, _):
         with px.WeightSync(groups.trainer.actor, groups.rollout, "policy") as sync:
             sync()
         rows = example.answered(groups, settings, next(example.asked(settings)))
