@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import phalanx as px
 from phalanx.checkpoint.model_folder import INDEX
 from tests.checkpoint.save_workers import Bag, Rows, Trainer
 
 SOAK_ON_RAY = True
+MODEL = "model.safetensors"
 
 
 @pytest.fixture
@@ -82,28 +82,6 @@ def test_an_existing_folder_or_link_is_refused_and_left_alone(two: px.ResourcePo
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def other_names(file: Path) -> None:
-    save_file({"v": torch.zeros(2)}, file)
-
-
-def other_bytes(file: Path) -> None:
-    file.write_bytes(b"\xff" * 20)
-
-
-def without_its_end(file: Path) -> None:
-    save_file({"w": torch.zeros(8, 3)}, file)
-    os.truncate(file, file.stat().st_size - 4)
-
-
-def shard_is_missing(file: Path) -> None:
-    (file.parent / INDEX).write_text('{"weight_map": {"w": "model-1.safetensors"}}')
-
-
-def index_is_damaged(file: Path) -> None:
-    save_file({"w": torch.zeros(8, 3)}, file.with_name("other.safetensors"))
-    (file.parent / INDEX).write_text("{")
-
-
 def test_a_model_is_loaded_from_model_safetensors_or_else_from_the_files_of_its_index(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
@@ -121,23 +99,36 @@ def test_a_model_is_loaded_from_model_safetensors_or_else_from_the_files_of_its_
     assert torch.equal(torch.cat(group.get()), torch.full((8, 3), 7.0))
 
 
+WHOLE = save({"w": torch.zeros(8, 3)})
+
+
 @pytest.mark.parametrize(
-    ("write", "error", "why"),
+    ("files", "error", "why"),
     [
-        (other_names, px.checkpoint.CheckpointMismatch, r"not saved: model\.w"),
-        (other_bytes, px.checkpoint.CheckpointCorrupted, r"model\.safetensors"),
-        (without_its_end, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*truncated"),
-        (shard_is_missing, px.checkpoint.CheckpointCorrupted, r"lacks model-1\.safetensors"),
-        (index_is_damaged, px.checkpoint.CheckpointCorrupted, r"index\.json is damaged"),
-        (os.fspath, px.checkpoint.CheckpointError, "run has no safetensors files"),
+        ({MODEL: save({"v": torch.zeros(2)})}, px.checkpoint.CheckpointMismatch, r"not saved: model\.w"),
+        ({MODEL: b"\xff" * 20}, px.checkpoint.CheckpointCorrupted, r"model\.safetensors"),
+        ({MODEL: WHOLE[:-4]}, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*truncated"),
+        (
+            {INDEX: b'{"weight_map": {"w": "model-1.safetensors"}}'},
+            px.checkpoint.CheckpointCorrupted,
+            r"lacks model-1\.safetensors",
+        ),
+        (
+            {INDEX: b"{", "other.safetensors": WHOLE},
+            px.checkpoint.CheckpointCorrupted,
+            r"index\.json is damaged",
+        ),
+        ({}, px.checkpoint.CheckpointError, "run has no safetensors files"),
     ],
+    ids=["other names", "other bytes", "truncated", "a file is missing", "a damaged index", "no files"],
 )
 def test_a_folder_that_cannot_be_loaded_is_refused_before_anything_changes(
-    two: px.ResourcePool, tmp_path: Path, write: Callable[[Path], object], error: type[Exception], why: str
+    two: px.ResourcePool, tmp_path: Path, files: dict[str, bytes], error: type[Exception], why: str
 ) -> None:
     group = px.WorkerGroup(two, Rows)
     (tmp_path / "run").mkdir()
-    write(tmp_path / "run" / "model.safetensors")
+    for name, content in files.items():
+        (tmp_path / "run" / name).write_bytes(content)
 
     with pytest.raises(error, match=why):
         px.load(group, tmp_path / "run", format="hugging face")

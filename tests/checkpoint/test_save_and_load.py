@@ -18,6 +18,7 @@ import phalanx as px
 from phalanx.checkpoint.step_files import DirectFile
 from phalanx.checkpoint.steps import listed
 from tests.checkpoint.save_workers import Bag, Nothing, Rows, Trainer, Unchanged
+from tests.weights.weight_workers import same
 
 SOAK_ON_RAY = True
 
@@ -26,10 +27,6 @@ SOAK_ON_RAY = True
 def two(backend: str) -> Iterator[px.ResourcePool]:
     with px.ResourcePool([2], use_gpu=False) as made:
         yield made
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow_on_cluster
