@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from tests.compat.overlay.test_reach import INSTALL, run
+from tests.compat.overlay.test_reach import run
 
 
 @pytest.mark.slow
@@ -80,20 +80,6 @@ def test_import_alone_installs_nothing_and_install_refuses_another_module_named_
     assert "another module verl is imported" in output
 
 
-def test_a_child_process_imports_the_drop_in_as_verl() -> None:
-    output = run(
-        INSTALL
-        + """
-import subprocess, sys
-code = "from verl.single_controller.base import Worker; print(Worker.__module__)"
-code += "; import phalanx.compat.verl; phalanx.compat.verl.install()"
-print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-"""
-    )
-
-    assert output.strip() == "phalanx.compat.verl.single_controller.base.worker"
-
-
 @pytest.mark.parametrize("late", [True, False])
 def test_a_first_install_after_ray_init_warns(late: bool) -> None:
     output = run(
@@ -137,13 +123,21 @@ class Trainer:
         group = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Model)), name_prefix="model")
         return group.add([10, 20])
 
-print(ray.get(Trainer.remote().fit.remote()))
+@ray.remote(num_cpus=0)
+def task():
+    from verl.single_controller.base import Worker
+    return Worker.__module__
+
+print(ray.get(task.remote()), ray.get(Trainer.remote().fit.remote()))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trainer_actor_uses_the_drop_in_on_a_running_cluster(ray_cluster: None) -> None:
-    address = ray.get_runtime_context().gcs_address
+@pytest.mark.parametrize("cluster", ["local", "running"])
+def test_tasks_and_a_trainer_actor_use_the_drop_in(ray_cluster: None, cluster: str) -> None:
+    address = "local" if cluster == "local" else ray.get_runtime_context().gcs_address
 
-    assert "[11, 22]" in run(TRAINER.format(where=f"address={address!r}"))
+    output = run(TRAINER.format(where=f"address={address!r}"))
+
+    assert "phalanx.compat.verl.single_controller.base.worker [11, 22]" in output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -64,7 +63,6 @@ def install(*, overlay: bool = False) -> None:
         over_verl.install()
         return
     install_here(strict=True)
-    _reach_children()
     _reach_jobs()
 
 
@@ -119,15 +117,8 @@ def _is_alias(module: ModuleType) -> bool:
     return (getattr(module, "__file__", None) or "").startswith(ALIAS_FOLDER)
 
 
-def _reach_children() -> None:
-    """Provide the names in child processes, including the processes of a local Ray cluster."""
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if ALIAS_FOLDER not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([ALIAS_FOLDER, *paths])
-
-
 def _reach_jobs() -> None:
-    """Provide the names in the Ray processes of this driver, on a cluster that it joins later."""
+    """Provide the names in the Ray processes of this driver, on a cluster that it starts or joins later."""
     import ray
 
     if hasattr(ray.init, _MARK):
