@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.errors import VerlNotInstalled
+from phalanx.compat.verl.batches import VerlNotInstalled
 from phalanx.compat.verl.installation import install as install
 from phalanx.compat.verl.installation import install_here as install_here
 from phalanx.config import overlays_verl

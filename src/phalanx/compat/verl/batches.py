@@ -9,8 +9,12 @@ import importlib
 import sys
 from typing import Any
 
-from phalanx.compat.verl.errors import VerlNotInstalled
 from phalanx.dispatch.shardable import register_row_type
+from phalanx.errors import DispatchError
+
+
+class VerlNotInstalled(DispatchError, ModuleNotFoundError):
+    """A value or a dispatch mode needs an installed verl."""
 
 
 def protocol() -> Any:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.compat.verl import overlay as over_verl
-from phalanx.compat.verl.errors import AlreadyImported
 from phalanx.compat.verl.redirect import HOME, Redirect, amend_ray_init, home_of
 
 _NAME = "verl"
@@ -78,7 +77,7 @@ def install_here(*, strict: bool) -> None:
     home = sys.modules[HOME]
     if present is not None and present is not home and not _is_alias(present):
         if strict:
-            raise AlreadyImported(
+            raise over_verl.AlreadyImported(
                 f"another module verl is imported, from {getattr(present, '__file__', None)}, which is not an "
                 "installed verl; call phalanx.compat.verl.install() before the first import of verl"
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
 from phalanx.compat.verl.single_controller.ray.group import RayWorkerGroup

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.compat.verl.batches import register_row_types
-from phalanx.compat.verl.errors import AlreadyImported, UnfitVerl
 from phalanx.compat.verl.redirect import Redirect, amend_ray_init, home_of
 from phalanx.config import overlays_verl, own_variables
+from phalanx.errors import DeclarationError
 from phalanx.worker.bootstrap import importing
 
 #: The module that verl imports at the end of its own import, and verl's variable that names it.
@@ -35,6 +35,14 @@ _CONTROLLER = "verl.single_controller"
 TESTED = "0.9.1"
 #: Modules of verl that the controller uses or replaces.
 _USED = ("protocol", "single_controller", "utils.transferqueue_utils", "plugin.platform")
+
+
+class AlreadyImported(DeclarationError, ImportError):
+    """A module of verl that was imported before Phalanx could replace it."""
+
+
+class UnfitVerl(DeclarationError, ImportError):
+    """The installed verl is missing, too old, too new, broken or imported in part."""
 
 
 def _home_of(fullname: str) -> str | None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.batches import is_future
-from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # noqa: F401 verl has them all here
     Arguments,
     collect_all_to_all,
@@ -39,9 +38,14 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     dummy_direct_rollout_call,
     each,
 )
+from phalanx.errors import DeclarationError
 
 #: Name of the attribute of a registered function that has its modes.
 MAGIC_ATTR = "attrs_3141562937"
+
+
+class CheckFailed(DeclarationError, AssertionError):
+    """A wrong declaration or option, for which verl has an assertion."""
 
 
 class Dispatch(Enum):

@@ -13,12 +13,20 @@ from types import FunctionType
 from typing import Any
 
 from phalanx.compat.verl.batches import is_future, protocol
-from phalanx.compat.verl.errors import CallCheckFailed, DirectCallOnly
+from phalanx.errors import DispatchError
 
 #: Keyword argument in which a dispatch function returns the number of rows that it added.
 _padding_size_key = "_padding_size_key_x123d"
 
 Arguments = tuple[Any, dict[str, Any]]
+
+
+class CallCheckFailed(DispatchError, AssertionError):
+    """Arguments or outputs that do not fit the dispatch mode, for which verl has an assertion."""
+
+
+class DirectCallOnly(DispatchError, NotImplementedError):
+    """A call through the group of a method that serves rollout clients."""
 
 
 def each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.compat.verl.errors import CheckFailed
-from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
+from phalanx.compat.verl.single_controller.base.decorator import CheckFailed, Dispatch, register
 
 
 @dataclass

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.compat.verl.errors import CheckFailed, UnusableValue
 from phalanx.compat.verl.single_controller.base.decorator import (
     MAGIC_ATTR,
+    CheckFailed,
     Dispatch,
     Execute,
     get_predefined_dispatch_fn,
 )
+from phalanx.errors import DeclarationError
+
+
+class UnusableValue(DeclarationError, ValueError):
+    """A name of a method, a variable for ranks or a request for accelerators that a group cannot use."""
 
 
 class ResourcePool:

@@ -8,13 +8,17 @@ from typing import Any
 
 import ray
 
-from phalanx.compat.verl.errors import CheckFailed, NoSharedBase, UnusableValue
-from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
+from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, CheckFailed, Dispatch
 from phalanx.compat.verl.single_controller.base.worker import MegatronWorker, Worker
-from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs
+from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs, UnusableValue
+from phalanx.errors import DeclarationError
 
 FusedWorkerCLSName = "FusedWorker"
 _SEPARATOR = "_fwmn_"
+
+
+class NoSharedBase(DeclarationError, ValueError, AssertionError):
+    """Roles of one process that do not all derive from ``Worker``."""
 
 
 def _unwrap_ray_remote(cls: Any) -> Any:

@@ -12,7 +12,7 @@ import ray
 
 from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.cluster import Connection
-from phalanx.compat.verl.errors import CheckFailed
+from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, PayloadEncoder, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from phalanx.backends.backend_types import ReserveRequest
 from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
+from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import NodeCapacity, bundle_resources
@@ -33,6 +33,14 @@ _SAME_IN_BOTH = {
     "use_gpu": "Both RayResourcePool must either use_gpu or not",
     "max_colocate_count": "Both RayResourcePool must has the same max_colocate_count",
 }
+
+
+class NoFreePort(CheckFailed, RuntimeError):
+    """No port of the given range is free."""
+
+
+class NotEnoughGpus(PlacementError, ValueError):
+    """The cluster has fewer accelerators than the pools ask for."""
 
 
 def get_random_string(length: int) -> str:

@@ -12,7 +12,8 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.errors import CheckFailed, UnusableValue
+from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
+from phalanx.compat.verl.single_controller.base.worker_group import UnusableValue
 from phalanx.compat.verl.single_controller.ray.classes import (
     RayClassWithInitArgs,
     _unwrap_ray_remote,
