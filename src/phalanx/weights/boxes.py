@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise, product
 from operator import add
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
-def complete(shape: Sequence[int]) -> tuple[LocalBox, ...]:
+@lru_cache(4096)
+def complete(shape: tuple[int, ...]) -> tuple[LocalBox, ...]:
     """Return the boxes of a rank that has a complete tensor of ``shape``."""
     return (LocalBox(whole(shape), (0,) * len(shape)),)
 

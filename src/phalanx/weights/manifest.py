@@ -54,8 +54,7 @@ def unpack_names(packed: bytes) -> list[str]:
     return zlib.decompress(packed).decode().split("\0")
 
 
-@dataclass(frozen=True)
-class HeldTensor:
+class HeldTensor(NamedTuple):
     """The layout of a tensor on a rank: type, global shape and local boxes (none on an empty rank)."""
 
     dtype: str
