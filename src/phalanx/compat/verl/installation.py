@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from phalanx.compat.verl import overlay as over_verl
@@ -74,12 +73,12 @@ def install_here(*, strict: bool) -> None:
     if over_verl.installed_version()[1]:
         return
     present = sys.modules.get(_NAME)
-    home = sys.modules[HOME]
-    if present is not None and present is not home and not _is_alias(present):
+    home, file = sys.modules[HOME], getattr(present, "__file__", None)
+    if present is not None and present is not home and not (file or "").startswith(ALIAS_FOLDER):
         if strict:
             raise over_verl.AlreadyImported(
-                f"another module verl is imported, from {getattr(present, '__file__', None)}, which is not an "
-                "installed verl; call phalanx.compat.verl.install() before the first import of verl"
+                f"another module verl is imported, from {file}, which is not an installed verl; call "
+                "phalanx.compat.verl.install() before the first import of verl"
             )
         return
     if _FINDER not in sys.meta_path:
@@ -87,33 +86,22 @@ def install_here(*, strict: bool) -> None:
     sys.modules[_NAME] = home
 
 
-def make_runtime(services: Any) -> Any:
-    """Return the runtime of a worker process, in which ``import verl`` imports the tutorial's names."""
-    install_here(strict=False)
-    return _runtime(services)
-
-
-def make_overlay_runtime(services: Any) -> Any:
-    """Return the runtime of a worker process with the overlay.
+def make_runtime(overlay: bool, services: Any) -> Any:
+    """Return the runtime of a worker process with the overlay, or with the tutorial's names of verl.
 
     Raises:
         UnfitVerl: if verl cannot be imported.
     """
-    over_verl.install_here()
-    over_verl.import_verl()
-    return _runtime(services)
-
-
-def _runtime(services: Any) -> Any:
+    if overlay:
+        over_verl.install_here()
+        over_verl.import_verl()
+    else:
+        install_here(strict=False)
     from phalanx.compat.verl.single_controller.base.decorator import references_in
     from phalanx.worker.handlers import make_runtime as native
 
     services.upstream = references_in
     return native(services)
-
-
-def _is_alias(module: ModuleType) -> bool:
-    return (getattr(module, "__file__", None) or "").startswith(ALIAS_FOLDER)
 
 
 def _reach_jobs() -> None:

@@ -5,6 +5,7 @@ No other module of this package imports from the packages of the driver.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import watch
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.installation import make_overlay_runtime, make_runtime
+from phalanx.compat.verl.installation import make_runtime
 from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
@@ -174,7 +175,7 @@ def start(
     session.add_group(core)
     facades = tuple(Facade(method, "", method) for method in methods)
     namespace = ray.get_runtime_context().namespace
-    runtime = make_overlay_runtime if overlay.active() else make_runtime
+    runtime = functools.partial(make_runtime, overlay.active())
 
     def amend_request(request: SpawnRequest) -> SpawnRequest:
         return replace(request, methods=facades, names=tuple(actors), namespace=namespace, factory=runtime)
