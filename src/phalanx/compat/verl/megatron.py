@@ -32,7 +32,11 @@ _DTYPES = {
 
 
 class NVMegatronRayWorkerGroup(RayWorkerGroup):
-    """A group whose workers initialize Megatron's parallel state in their constructors, as ``MegatronWorker``."""
+    """A group whose workers initialize Megatron's parallel state in their constructors, as ``MegatronWorker``.
+
+    Attributes:
+        tp_size, dp_size, pp_size, cp_size: sizes of the parallel state.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,10 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
         rank_infos = self.execute_all_async("get_megatron_rank_info")
         global_info = self.execute_rank_zero_async("get_megatron_global_info")
         self._megatron_rank_info: list[DistRankInfo] = self._wait(rank_infos)
-        self._megatron_global_info: DistGlobalInfo = self._wait(global_info)
+        sizes: DistGlobalInfo = self._wait(global_info)
+        self._megatron_global_info = sizes
+        self.tp_size, self.dp_size = sizes.tp_size, sizes.dp_size
+        self.pp_size, self.cp_size = sizes.pp_size, sizes.cp_size
 
     def get_megatron_rank_info(self, rank: int) -> DistRankInfo:
         """Return a rank's coordinates in the parallel state."""
@@ -57,26 +64,6 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
     def get_megatron_global_info(self) -> DistGlobalInfo:
         """Return the sizes of the parallel state."""
         return self._megatron_global_info
-
-    @property
-    def tp_size(self) -> int:
-        """Number of tensor-parallel ranks."""
-        return self._megatron_global_info.tp_size
-
-    @property
-    def dp_size(self) -> int:
-        """Number of data-parallel ranks."""
-        return self._megatron_global_info.dp_size
-
-    @property
-    def pp_size(self) -> int:
-        """Number of pipeline stages."""
-        return self._megatron_global_info.pp_size
-
-    @property
-    def cp_size(self) -> int:
-        """Number of context-parallel ranks."""
-        return self._megatron_global_info.cp_size
 
 
 class ParallelLlamaMLP(native.ParallelLlamaMLP):
