@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.compat.verl.single_controller.ray.calls import PayloadEncoder
+from phalanx.compat.verl.single_controller.ray.group import PayloadEncoder
 
 MEGABYTE = 1 << 20
 

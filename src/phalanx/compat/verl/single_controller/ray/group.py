@@ -1,23 +1,29 @@
-"""``RayWorkerGroup``: workers as Ray actors, called as one."""
+"""``RayWorkerGroup``: workers as Ray actors, called as one. Its methods encode their arguments for Ray."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.cluster import Connection
+from phalanx.backends.ray.worker_actor import portable
+from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
+from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key, each
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
-from phalanx.compat.verl.single_controller.ray.calls import GroupMethod, PayloadEncoder, func_generator
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_random_string
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
+from phalanx.config import settings
+from phalanx.wire.codec import Encoded
 
 if TYPE_CHECKING:
     # This module loads the runtime.
@@ -25,6 +31,133 @@ if TYPE_CHECKING:
 
 _OF_THIS_PROCESS = ("_connection", "wg_dict", "_started", "_made")
 """Attributes that are not copied to other groups of the same workers."""
+
+
+@dataclass(eq=False)
+class GroupMethod:
+    """A registered method of a group, which dispatches, calls and collects."""
+
+    group: Any
+    method_name: str
+    dispatch_fn: Callable[..., Any]
+    collect_fn: Callable[..., Any]
+    execute_fn: Callable[..., Any]
+    blocking: bool
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.method_name
+        self.__qualname__ = f"{type(self.group).__name__}.{self.method_name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = each(_own, args, kwargs)
+        args, kwargs = self.dispatch_fn(self.group, *args, **kwargs)
+        padding = int(kwargs.pop(_padding_size_key, 0))
+        output = self.execute_fn(self.__name__, *args, **kwargs)
+        if self.blocking:
+            output = self.collect_fn(self.group, self.group._wait(output))
+        else:
+            call = self.group._call_of(output)
+            output = _tracked(self.collect_fn(self.group, output), call)
+        return _without_padding(output, padding, args, kwargs) if padding else output
+
+    def __repr__(self) -> str:
+        return f"<{self.__qualname__} of {self.group.world_size} ranks>"
+
+
+#: verl's name of the constructor of a group's methods.
+func_generator = GroupMethod
+
+
+def _tracked(output: Any, call: Call | None) -> Any:
+    """Return a ``DataProtoFuture`` that raises the error of the call instead of Ray's error of one rank.
+
+    Other outputs, and those of workers that are not tracked, are returned unchanged.
+    """
+    if call is None or not is_future(output):
+        return output
+    future = _future_class(type(output))(output.collect_fn, output.futures, output.dispatch_fn)
+    future._call = call
+    return future
+
+
+@functools.cache
+def _future_class(base: type) -> Any:
+    class TrackedFuture(base):  # type: ignore[misc, valid-type]
+        """A future of verl with a tracked call."""
+
+        _call: Call
+
+        def get(self) -> Any:
+            try:
+                return super().get()
+            except Exception:
+                if self._call.over or self._call.has_failed():
+                    self._call.result(None)
+                raise
+
+        def __reduce__(self) -> Any:  # calls are tracked by the process that made them
+            return base, (self.collect_fn, self.futures, self.dispatch_fn)
+
+    return TrackedFuture
+
+
+def _own(value: Any) -> Any:
+    """Return a copy of a list or dict: a dispatch function may change its arguments, but not the caller's."""
+    return value.copy() if type(value) in (list, dict) else value
+
+
+def _without_padding(output: Any, padding: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Remove the added rows from a joined output, or from the value of a future once it is joined.
+
+    Lists by rank are returned unchanged.
+    """
+    shards = next((value for value in [*args, *kwargs.values()] if _is_data_protos(value)), [])
+    total = sum(map(len, {id(shard): shard for shard in shards}.values()))
+    if is_future(output):
+        output.dispatch_fn = functools.partial(_trimmed, padding, total)
+        return output
+    return _trimmed(padding, total, output)
+
+
+def _is_data_protos(value: Any) -> bool:
+    data_proto = protocol().DataProto
+    return isinstance(value, list) and bool(value) and all(isinstance(shard, data_proto) for shard in value)
+
+
+def _trimmed(padding: int, total: int, output: Any) -> Any:
+    if isinstance(output, list | tuple) or not hasattr(output, "__len__") or len(output) != total:
+        return output
+    return output[: total - padding]
+
+
+class PayloadEncoder:
+    """Encoder of one call's arguments. A value for several ranks is encoded and stored once.
+
+    Attributes:
+        stored: bytes of the large values, which go into the object store; Ray itself stores values for a single rank.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any, int]] = {}
+        self._limit = settings().inline_bytes
+        self.stored = 0
+
+    def of(self, value: Any, shared: bool) -> Any:
+        """Return the payload of ``value`` for one rank, or for several ranks if ``shared``."""
+        known = self._made.get(id(value))
+        if known is None:
+            made = portable(value)
+            nbytes = made.nbytes if isinstance(made, Encoded) else 0
+            if nbytes > self._limit:
+                self.stored += nbytes
+                made = ray.put(made) if shared else made
+            # The value is kept, so that its id is not reused.
+            known = self._made[id(value)] = (value, made, nbytes)
+        return known[1]
+
+    def nbytes(self, values: Iterable[Any]) -> int:
+        """Return the bytes of encoded values, as received by one rank."""
+        return sum(self._made[id(value)][2] for value in values if id(value) in self._made)
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -96,8 +229,7 @@ class RayWorkerGroup(WorkerGroup):
             self.use_gpu = resource_pool.use_gpu if use_gpu is None else use_gpu
             self._start(bin_pack)
         self._connection = Connection()
-        if ray_cls_with_init is not None:
-            self._bind_worker_method(self._user_class, func_generator)
+        self._bind_methods()
 
     def _attach(self, handles: list[Any] | None) -> None:
         if not handles:
@@ -116,6 +248,18 @@ class RayWorkerGroup(WorkerGroup):
     @property
     def _user_class(self) -> type:
         return _unwrap_ray_remote(self.ray_cls_with_init.cls)
+
+    def _bind_methods(self) -> None:
+        """Add the registered methods of the class, or of the role, as attributes of this group."""
+        if self.ray_cls_with_init is None:
+            return
+        cls: Any = self._user_class
+        if self.sub_cls_name:
+            self._bind_worker_method(cls.raw_cls_dict[self.sub_cls_name], func_generator)
+            return
+        self._bind_worker_method(cls, func_generator)
+        for name, alias in getattr(cls, "role_methods", {}).get(self._role, {}).items():
+            setattr(self, name, getattr(self, alias))
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """Return a group for each role of a colocated group, by name."""
@@ -196,11 +340,6 @@ class RayWorkerGroup(WorkerGroup):
             return self._deal(self._workers, method_name, args, kwargs)
         return self._send(self._workers, method_name, args, kwargs)
 
-    def _check_cluster(self) -> None:
-        """Check that this process is still connected to the workers' cluster. Raises GroupClosed if it is not."""
-        if self._connection is not None:
-            self._connection.check()
-
     def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
         """Call workers with the same arguments."""
         columns = [[arg] * len(workers) for arg in args]
@@ -214,7 +353,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def _deal(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
         """Call workers, each with its element of every argument. Calls of own ranks are tracked."""
-        self._check_cluster()
+        if self._connection is not None:
+            self._connection.check()  # raises GroupClosed if this process has left the workers' cluster
         payloads = PayloadEncoder()
         columns: list[list[Any]] = [*args, *kwargs.values()]
         uses = Counter(id(element) for column in columns for element in column)
@@ -303,20 +443,7 @@ def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
         _started=None,
         _made=threading.local(),
     )
-    _bind_again(group)
+    group._bind_methods()
     if roles:
         group.fuse(roles)
     return group
-
-
-def _bind_again(group: Any) -> None:
-    if group.ray_cls_with_init is None:
-        return
-    bind: Callable[..., Any] = group._bind_worker_method
-    cls = group._user_class
-    if group.sub_cls_name:
-        bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
-        return
-    bind(cls, func_generator)
-    for name, alias in getattr(cls, "role_methods", {}).get(group._role, {}).items():
-        setattr(group, name, getattr(group, alias))
