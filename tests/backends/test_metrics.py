@@ -11,8 +11,8 @@ import pytest
 import phalanx as px
 from phalanx.backends.ray.backend import RayBackend
 from phalanx.backends.ray.metrics import Exporter
-from phalanx.calls.counts import Counts
 from phalanx.display.metric_buffer import MetricBuffer
+from phalanx.session.session import Counts
 
 
 class Fake:

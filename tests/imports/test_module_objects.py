@@ -29,7 +29,6 @@ KNOWN = {
     "session.background.monitor_thread": "a thread that the session's parts share",
     "group.preemption_notices._looks": "a turn of the background thread, without fields of its own",
     "calls.health_check._monitor": "a turn of the monitor thread, without fields of its own",
-    "calls.counts.process": "counters, which every call increments",
     "calls.call_state.listening": "read by every call",
     "pools.slot_reservation.books": "a lock",
     "weights.process_group._environment_lock": "a lock",

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
 from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
-from phalanx.calls.counts import process
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
     Diagnosis,
@@ -24,6 +23,7 @@ from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.group.roster import note_change
+from phalanx.session.session import session
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import full_name
 from phalanx.wire.value import Value
@@ -59,7 +59,7 @@ class Call(CallInfo):
         """Note that all messages of the call were sent, ``nbytes`` bytes in total."""
         self.was_sent = True
         if self.acts:
-            for counts in (self.core.counts, process):
+            for counts in (self.core.counts, session.counts):
                 counts.calls += 1
                 counts.sent_bytes += nbytes
         self.listener.sent(self, nbytes)
@@ -74,7 +74,7 @@ class Call(CallInfo):
         if core.reruns.entries:
             core.reruns.ended(self, error)
         if self.acts and error is not None and self.was_sent:
-            for counts in (core.counts, process):
+            for counts in (core.counts, session.counts):
                 counts.failed += 1
         if self.acts and meters.on and not core.backend.immediate:
             seconds = core.backend.now() - self.started

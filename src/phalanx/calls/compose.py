@@ -9,13 +9,13 @@ from typing import Any
 
 from phalanx.backends.backend_types import Ref, ResultHandle
 from phalanx.calls.call import Call
-from phalanx.calls.counts import process
 from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import wait_for_any
 from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
+from phalanx.session.session import session
 from phalanx.wire.codec import Encoded, encode, large_leaves
 from phalanx.wire.messages import (
     JoinedPlaceholder,
@@ -43,7 +43,7 @@ class SeparateValue:
         """Store the value if no message has stored it before; return its reference."""
         if isinstance(self._content, Encoded):
             self._content = core.backend.put(self._content)
-            for counts in (core.counts, process):
+            for counts in (core.counts, session.counts):
                 counts.stored_bytes += self.nbytes
             core.room.took(self.nbytes)
             if call is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
-from phalanx.calls.counts import process
 from phalanx.calls.store_quota import StoreQuota
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DeclarationError, PhalanxError
@@ -50,7 +49,7 @@ class StoredValue(Generic[T]):
             PhalanxError: if the value was lost with its node or cluster, or cannot be unpickled.
         """
         try:
-            with decoding(meter=process.arrived):
+            with decoding(meter=session.counts.arrived):
                 return self._backend.fetch([self.ref])[0]
         except FetchFailed as error:
             outcome = self._backend.outcome(self.ref)
@@ -83,7 +82,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     storing = session.get_backend(backend)
     encoded = encode(value, readonly=readonly)
     StoreQuota(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
-    process.stored_bytes += encoded.nbytes
+    session.counts.stored_bytes += encoded.nbytes
     return StoredValue(storing, storing.put(encoded), encoded.nbytes)
 
 

@@ -11,8 +11,8 @@ from phalanx.api.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from phalanx.api.explain import status as status
-    from phalanx.calls.counts import statistics as statistics
     from phalanx.debug.profile import nsight_environment as nsight_environment
     from phalanx.display.progress import progress as progress
+    from phalanx.session.session import statistics as statistics
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

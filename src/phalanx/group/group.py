@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Endpoint
-from phalanx.calls.counts import Counts, process
 from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.store_quota import StoreQuota
 from phalanx.config import settings
@@ -27,7 +26,7 @@ from phalanx.group.preemption_notices import NoticeQueue
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.pools.pool import ResourcePool
 from phalanx.pools.slot_reservation import Tenant
-from phalanx.session.session import session
+from phalanx.session.session import Counts, session
 from phalanx.topology.slots import Slot
 
 _FIRST_NUMBER = 1 << 16
@@ -108,7 +107,7 @@ class Group:
         self.chosen: set[Any] = set()
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
-        self.counts = Counts(process)
+        self.counts = Counts(session.counts)
         #: The pins of ``px.engines.sticky``, by role and margin.
         self.pins: dict[tuple[str, float], Any] = {}
         self.room = StoreQuota(backend)

@@ -20,10 +20,39 @@ from phalanx.session.background import Background, WorkQueue
 from phalanx.session.output import Display
 from phalanx.session.publisher import Publisher
 from phalanx.session.wait_threads import WaitThreads
+from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
 
 _METRICS_AFTER_S = 5.0
 _log = logging.getLogger("phalanx")
+
+
+class Counts:
+    """Counts of calls and bytes, since the start of a group or of the process.
+
+    Attributes:
+        calls: number of calls that were sent.
+        failed: number of these calls that raised an error.
+        sent_bytes: bytes of messages to all ranks together.
+        stored_bytes: bytes of separately stored values and constructor arguments, once for any number of ranks.
+        arrived: counter of bytes that arrived in this process as results. Values passed by reference from rank to rank
+            are not counted.
+    """
+
+    def __init__(self, whole: Counts | None = None) -> None:
+        self.calls = 0
+        self.failed = 0
+        self.sent_bytes = 0
+        self.stored_bytes = 0
+        self.arrived = Meter(None if whole is None else whole.arrived.add)
+
+    @property
+    def fetched_bytes(self) -> int:
+        return self.arrived.nbytes
+
+    def as_dict(self) -> dict[str, int]:
+        names = ("calls", "failed", "sent_bytes", "stored_bytes", "fetched_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 class Session:
@@ -35,6 +64,7 @@ class Session:
         display: shows the output of ranks.
         publisher: publishes groups for the commands.
         waiters: threads that wait for calls.
+        counts: calls and bytes of all groups, and of stored values.
         pool_numbers, group_numbers: count the pools and groups made in this process.
     """
 
@@ -44,6 +74,7 @@ class Session:
         self.display = Display()
         self.publisher = Publisher(self.queue)
         self.waiters = WaitThreads()
+        self.counts = Counts()
         self._lock = threading.RLock()  # held while the session connects or ends
         self._open_lock = threading.Lock()
         self._backends: dict[str, Backend] = {}
@@ -320,3 +351,12 @@ def shutdown() -> None:
     A local cluster that Phalanx started ends. A program that called ``ray.init()`` itself stays connected. Idempotent.
     """
     session.shutdown()
+
+
+def statistics() -> dict[str, int]:
+    """Return the counts of this process since its start, over all of its groups and ``px.put``.
+
+    ``calls`` and ``failed`` count calls. ``sent_bytes`` went into messages to ranks, ``stored_bytes`` into the object
+    store, and ``fetched_bytes`` of results were read. ``group.statistics()`` has the same for a single group.
+    """
+    return session.counts.as_dict()
