@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.group.snapshot_placement import holders, lost_copies
+from phalanx.members.snapshots import holders, lost_copies
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=40))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Literal, overload
 
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.group.epoch import Snapshot
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import PreemptionNotice, look_once
-from phalanx.group.resize_plan import block_of, checked_size
-from phalanx.group.snapshot_placement import Snapshot
-from phalanx.members.meshes import mesh_of
+from phalanx.members.meshes import engine_ranks
 from phalanx.members.recovery import go_back
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.resize import change_members
 from phalanx.members.snapshots import take_together
-from phalanx.topology.mesh import Mesh
-from phalanx.wire.value import checked_timeout
+from phalanx.wire.value import checked_number, checked_timeout
 
 
 @overload
@@ -221,7 +218,7 @@ def resize(group: WorkerGroup, n: int, *, timeout: float | None = None) -> None:
     if core.handle.detached:
         raise DeclarationError(f"px.resize({group.name}, {n!r}): a detached group cannot be resized")
     block = engine_ranks(core) if core.handle.independent else 1
-    size = checked_size(group.name, n, group.pool.world_size, block)
+    size = _checked_size(group.name, n, group.pool.world_size, block)
     if not core.handle.independent:
         raise DeclarationError(
             f"px.resize({group.name}, {n!r}): its ranks work together, so that they cannot come and go one by one. "
@@ -232,16 +229,20 @@ def resize(group: WorkerGroup, n: int, *, timeout: float | None = None) -> None:
     change_members(core, size, checked_timeout(timeout, "px.resize"))
 
 
-def engine_ranks(core: Group) -> int:
-    """Return the number of ranks per engine (dp coordinate) of a group of independent ranks.
+def _checked_size(group: str, wanted: object, slots: int, block: int) -> int:
+    """Return the number of ranks in ``wanted`` blocks of ``block`` ranks, for a pool of ``slots`` slots.
 
     Raises:
-        DeclarationError: if the ranks of an engine are not consecutive.
+        DeclarationError: if ``wanted`` is not a whole number from 1.
+        PlacementError: if the pool has fewer slots.
     """
-    specs = [spec for methods in core.handle.methods.values() for spec in methods.values()]
-    names = {*core.handle.meshes, *(spec.mode.mesh for spec in specs if spec.mode.mesh is not None)}
-    meshes: dict[str, Mesh] = {}
-    for name in sorted(names):
-        with contextlib.suppress(DispatchError):  # no rank registered it: its methods cannot be called
-            meshes[name] = mesh_of(core, name)
-    return block_of(core.name, meshes)
+    what = "ranks" if block == 1 else f"engines, of {block} ranks each"
+    advice = f"expected a number of {what}, 1 or more; close() ends a group"
+    size = checked_number(f"px.resize({group}): size", wanted, 1, advice) * block
+    if size > slots:
+        each = "" if block == 1 else f", and {wanted} engines of {block} ranks take {size}"
+        raise PlacementError(
+            f"px.resize({group}, {wanted}): its pool has {slots} slots{each}; pool.grow({size - slots}) reserves more, "
+            "or give a smaller number"
+        )
+    return size

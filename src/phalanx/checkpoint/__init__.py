@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from phalanx.errors import CheckpointError as CheckpointError
     from phalanx.errors import CheckpointLocked as CheckpointLocked
     from phalanx.errors import CheckpointMismatch as CheckpointMismatch
-    from phalanx.group.snapshot_placement import Snapshot as Snapshot
+    from phalanx.group.epoch import Snapshot as Snapshot
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,12 +1,13 @@
-"""The membership of a group: the description that is serialized with its handles, and the processes of an epoch."""
+"""The membership of a group: its description in handles, the processes of an epoch, and their snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.declare.register import MethodSpec
+from phalanx.display.byte_format import size
 from phalanx.topology.mesh import Mesh
 
 
@@ -83,3 +84,32 @@ class Epoch:
     def dead(self, backend: Backend) -> list[int]:
         """Return the ranks below ``size`` that are known to be dead; cheap."""
         return backend.dead_of(self.endpoints[: self.size])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Result of ``px.snapshot``.
+
+    Attributes:
+        number: counts the snapshots of the group, from 1.
+        holders: by rank, the rank whose process has a second copy of its state; itself if there is no other rank.
+        nbytes: bytes of the state of all ranks, each counted once.
+        sent_bytes: bytes sent to the holders this time; unchanged tensors are not sent again.
+        seconds: duration of the snapshot, for which calls of the group waited.
+    """
+
+    number: int
+    holders: tuple[int, ...]
+    nbytes: int
+    sent_bytes: int
+    seconds: float
+
+    def without(self, gone: Collection[int]) -> Snapshot:
+        """Return the snapshot after ``gone`` ranks were lost with the copies that they held for others."""
+        held_by = (rank if holder in gone else holder for rank, holder in enumerate(self.holders))
+        return replace(self, holders=tuple(held_by))
+
+    def __str__(self) -> str:
+        return (
+            f"snapshot {self.number}: {size(self.nbytes)}, {size(self.sent_bytes)} sent, {self.seconds:.2f} s"
+        )

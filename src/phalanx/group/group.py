@@ -19,11 +19,10 @@ from phalanx.declare.bind import BoundClass
 from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import CallError, PhalanxError
-from phalanx.group.epoch import Epoch, GroupHandle
+from phalanx.group.epoch import Epoch, GroupHandle, Snapshot
 from phalanx.group.lifecycle import Event, Lifecycle, State
 from phalanx.group.options import GroupOptions
 from phalanx.group.preemption_notices import NoticeQueue
-from phalanx.group.snapshot_placement import Snapshot
 from phalanx.pools.pool import ResourcePool
 from phalanx.pools.slot_reservation import Tenant
 from phalanx.session.session import Counts, session

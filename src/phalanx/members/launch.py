@@ -16,7 +16,7 @@ from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
-from phalanx.group.resize_plan import fitted
+from phalanx.members.meshes import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
 from phalanx.topology.accelerators import accelerator

@@ -13,13 +13,12 @@ from typing import Any
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
-from phalanx.group.epoch import Epoch
+from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State, first_line
-from phalanx.group.snapshot_placement import Snapshot, lost_copies
 from phalanx.members.launch import launch
 from phalanx.members.processes import constructors, end, make_again, new_ranks, open_for_calls, sent_to, stop
-from phalanx.members.snapshots import take_together
+from phalanx.members.snapshots import lost_copies, take_together
 from phalanx.wire.messages import STORE_VARIABLE
 from phalanx.worker import handlers
 

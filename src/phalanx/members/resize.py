@@ -14,10 +14,9 @@ from phalanx.calls.call_state import seconds_until
 from phalanx.calls.in_flight import streams_on
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
-from phalanx.group.epoch import Epoch
+from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.roster import publish
-from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.launch import Launched, launch
 from phalanx.members.meshes import mesh_of
 from phalanx.members.processes import close_workers, constructors, make_again, sent_to, stop

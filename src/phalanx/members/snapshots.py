@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from phalanx.calls.run_on import run_on
-from phalanx.group.epoch import Epoch
+from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group
-from phalanx.group.snapshot_placement import Snapshot, holders
 from phalanx.wire.messages import BackendRef
 from phalanx.worker import handlers
 from phalanx.worker.handlers import SnapshotReply
@@ -58,3 +57,31 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     nbytes = sum(reply.nbytes for reply in taken)
     sent = 0 if alone else sum(reply.sent_bytes for reply in taken)
     return Snapshot(number, held_by, nbytes, sent, time.monotonic() - began)
+
+
+def holders(nodes: Sequence[str]) -> tuple[int, ...]:
+    """Return, by rank, the holder of its second copy: the next rank on another node, or else simply the next rank.
+
+    If nodes have equally many ranks, they hold equally many copies.
+
+    Args:
+        nodes: node of each rank.
+    """
+    count = len(nodes)
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    names = list(by_node)
+    if len(names) < 2:
+        return tuple((rank + 1) % count for rank in range(count))
+    found = [0] * count
+    for index, name in enumerate(names):
+        others = by_node[names[(index + 1) % len(names)]]
+        for place, rank in enumerate(by_node[name]):
+            found[rank] = others[place % len(others)]
+    return tuple(found)
+
+
+def lost_copies(held_by: Sequence[int], gone: Collection[int]) -> list[int]:
+    """Return the ranks in ``gone`` whose state has no copy any more."""
+    return [rank for rank in sorted(gone) if held_by[rank] in gone]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.group.resize_plan import block_of
+from phalanx.members.meshes import block_of
 
 SMALL = st.integers(1, 6)
 
