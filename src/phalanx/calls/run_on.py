@@ -8,14 +8,15 @@ from typing import Any
 
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import Results
 from phalanx.calls.compose import messages
-from phalanx.calls.send import send, submit
+from phalanx.calls.send import send
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.messages import LIBRARY, Message, RankCall
+from phalanx.wire.messages import LIBRARY, OUTPUT, Message, RankCall
 from phalanx.wire.value import Value
 
 
@@ -75,7 +76,11 @@ def submit_unchecked(
 ) -> Call:
     """Submit the messages of a call that has no effect on the state of its group; return it without waiting."""
     call = Call(group, epoch, plan, role, method, number, acts=False, limit=limit)
-    call.arrivals, _ = submit(group, epoch, plan.ranks, composed)
+    handles = [
+        group.backend.submit(epoch.endpoints[rank], message, OUTPUT)
+        for rank, message in zip(plan.ranks, composed, strict=True)
+    ]
+    call.arrivals = Results(group.backend, handles)
     call.was_sent = True
     return call
 

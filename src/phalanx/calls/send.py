@@ -135,62 +135,37 @@ def new_call(
     )
 
 
-def submit(
-    core: Group,
-    epoch: Epoch,
-    ranks: Sequence[int],
-    composed: Iterable[Message],
-    *,
-    returns: int = OUTPUT,
-    streaming: Streaming | None = None,
-    parts: list[ResultHandle | RankStream] | None = None,
-) -> tuple[Results, int]:
-    """Submit the messages of a call to its ranks; return the pending results and the bytes of the messages.
-
-    Args:
-        core: the group.
-        epoch: the epoch whose processes are called.
-        ranks: the ranks to call.
-        composed: their messages, encoded lazily; errors of the encoding are raised.
-        returns: number of objects that each rank returns.
-        streaming: options of the streams; None: no rank streams.
-        parts: is filled with the handle or stream of each rank that was reached.
-    """
-    backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
-    parts = [] if parts is None else parts
-    for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
-        if streaming is not None and position in streaming.positions:
-            parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
-        else:
-            parts.append(backend.submit(endpoints[rank], message, returns))
-        nbytes += len(message.data)
-    if streaming is not None:
-        return PendingStream(backend, parts, streaming), nbytes
-    return Results(backend, cast("list[ResultHandle]", parts)), nbytes
-
-
 def _submit(
     core: Group, call: Call, composed: Iterable[Message], returns: int, streaming: Streaming | None
 ) -> None:
-    ranks = call.plan.ranks
+    """Submit the messages of a call to its ranks; they are encoded lazily."""
+    backend, endpoints, ranks = core.backend, call.epoch.endpoints, call.plan.ranks
     parts: list[ResultHandle | RankStream] = []
+    nbytes = 0
     if len(ranks) == 1 and streaming is None and core.is_view:
         composed = list(composed)
     try:
         with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
-            call.arrivals, nbytes = submit(
-                core, call.epoch, ranks, composed, returns=returns, streaming=streaming, parts=parts
-            )
+            for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
+                if streaming is not None and position in streaming.positions:
+                    parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
+                else:
+                    parts.append(backend.submit(endpoints[rank], message, returns))
+                nbytes += len(message.data)
     except BaseException as error:  # Ctrl-C too
-        if parts and not core.backend.immediate:
+        if parts and not backend.immediate:
             _half_sent(core, call, len(parts), error)
         call.tell_end(error)
         raise
+    if streaming is not None:
+        call.arrivals = PendingStream(backend, parts, streaming)
+    else:
+        call.arrivals = Results(backend, cast("list[ResultHandle]", parts))
     if isinstance(composed, list):
         number, rank = call.epoch.number, ranks[0]
-        call.resend = Resend(composed[0], returns, number, rank, call.epoch.endpoints[rank])
+        call.resend = Resend(composed[0], returns, number, rank, endpoints[rank])
     call.note_sent(nbytes)
 
 
