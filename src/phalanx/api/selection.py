@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phalanx.calls.in_flight import least_busy, loads
+from phalanx.calls.in_flight import loads
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
 from phalanx.dispatch.plan import CallPlan, Materialize, Target
@@ -190,13 +190,15 @@ class Selection:
                 f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} contain no complete dp "
                 "coordinate; call group.any of the group itself, or of a slice with all ranks of a coordinate"
             )
-        return least_busy(self.core, whole)
+        busy = loads(self.core)
+        return min(whole, key=lambda ranks: sum(busy[rank] for rank in ranks))  # the first of equal ones
 
     def loads(self, spec: MethodSpec) -> dict[int, int]:
         """Return the calls in flight on each selected rank (or dp coordinate) that is alive, by its first rank."""
-        here, busy = frozenset(self.ranks), loads(self.core)
-        sets = [ranks for ranks in rank_sets(spec, self) if here.issuperset(ranks)]
-        return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
+        core, busy = self.core, loads(self.core)
+        living = frozenset(self.ranks).difference(core.epoch.dead(core.backend))
+        sets = [ranks for ranks in rank_sets(spec, self) if living.issuperset(ranks)]
+        return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets}
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
         """Return the given ranks without duplicates; None: the first rank of the selection.

@@ -62,19 +62,8 @@ def wait_for_any(seconds: float) -> bool:
     return False
 
 
-def least_busy(group: Group, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the set of ranks with the fewest calls in flight; the first of equal ones."""
-    busy = _busy(group)
-    return min(sets, key=lambda ranks: sum(busy[rank] for rank in ranks))
-
-
-def loads(group: Group) -> dict[int, int]:
-    """Return the number of calls in flight on each living rank."""
-    dead, busy = group.epoch.dead(group.backend), _busy(group)
-    return {rank: busy[rank] for rank in range(group.world_size) if rank not in dead}
-
-
-def _busy(group: Group) -> Counter[int]:
+def loads(group: Group) -> Counter[int]:
+    """Return the number of calls in flight on each rank."""
     busy = Counter[int]()
     for call in calls_of(group):
         if not group.epoch.takes(call.plan.ranks, call.epoch):
