@@ -230,17 +230,20 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
             buffer = checked_number(f"{where}: buffer", buffer, 1, advice, DispatchError)
         if by not in ("items", "rows"):
             raise DispatchError(f'{where}(by={by!r}): expected "items" or "rows"')
-        forms: list[tuple[bool, StreamedRows | None]] = []
 
         def streaming(plan: CallPlan) -> Streaming:
-            rows = _rows_of(plan, where) if by == "rows" else None
-            forms.append((plan.gather.collect == "first", rows))
+            if by == "rows" and plan.gather.rows is None:
+                raise DispatchError(
+                    f'{where}(by="rows"): no rows are split in this call. Call a method of mode ROWS or mesh on the '
+                    "whole group or a slice of it, with rows that are here (of a future, its result())"
+                )
             return Streaming(_wanted(plan), buffer)
 
         call = self._send(args, kwargs, waits=False, streaming=streaming)
+        rows = _rows_of(call.plan) if by == "rows" else None
+        alone = call.plan.gather.collect == "first"
         # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
-        alone, rows = forms[0]
         return ItemStream(call, alone=alone, rows=rows, owner=True)
 
 
@@ -249,14 +252,9 @@ def _wanted(plan: CallPlan) -> frozenset[int]:
     return frozenset(position for position in range(len(plan.ranks)) if plan.keeps(position))
 
 
-def _rows_of(plan: CallPlan, where: str) -> StreamedRows:
+def _rows_of(plan: CallPlan) -> StreamedRows:
     """Return the mapping of rows of a call that is streamed by rows."""
     gather = plan.gather
-    if gather.rows is None:
-        raise DispatchError(
-            f'{where}(by="rows"): no rows are split in this call. Call a method of mode ROWS or mesh on the whole '
-            "group or a slice of it, with rows that are here (of a future, its result())"
-        )
     ranks = [plan.ranks[position] for position in gather.take]
     given = None if gather.trim is None else [rows for rows, _ in gather.trim]
-    return StreamedRows(gather.rows, ranks, given, gather.order)
+    return StreamedRows(gather.rows or (), ranks, given, gather.order)
