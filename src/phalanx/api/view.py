@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
@@ -297,26 +297,18 @@ class RankView(GroupView):
         return super().method(function)
 
 
-@dataclass(frozen=True)
-class PortableGroup:
-    """A picklable group: plain values and the backend's handles (Ray's actor handles pickle themselves).
+Portable = tuple[str, str, GroupHandle, Roster | None, str]
+"""A picklable group: id of its owner's run, backend, handle, roster and key of its roster.
 
-    ``run`` is the id of the run whose driver owns the group. An inline group has no ``roster``, and is found in the
-    process of its driver only.
-    """
-
-    backend: str
-    handle: GroupHandle
-    roster: Roster | None
-    roster_key: str
-    run: str
+An inline group has no roster, and is found in the process of its driver only.
+"""
 
 
-def pack(core: Group) -> PortableGroup:
+def pack(core: Group) -> Portable:
     """Return the picklable values from which another process creates a view of the group."""
     if core.backend.immediate:
         handle = GroupHandle(core.name, core.handle.number, {}, {}, {})  # methods may not be picklable
-        return PortableGroup(core.backend.name, handle, None, "", session.run_id)
+        return session.run_id, core.backend.name, handle, None, ""
     if core.has_pool:
         core.pool.keep()  # for the remote view, even if no reference to the group is left here
     if not core.endpoints:
@@ -325,17 +317,17 @@ def pack(core: Group) -> PortableGroup:
     if core.has_pool and not core.handle.detached and not core.roster_key:
         core.roster_key = f"roster/{session.run_id}/{core.handle.number}"
         publish(core)
-    return PortableGroup(core.backend.name, core.handle, Roster.of(core), core.roster_key, core.run)
+    return core.run, core.backend.name, core.handle, Roster.of(core), core.roster_key
 
 
-def unpack(portable: PortableGroup) -> Group:
+def unpack(portable: Portable) -> Group:
     """Return the group itself if this process owns it, else a new group state for views, which does not own the ranks.
 
     Raises:
         DeclarationError: if the group is inline and belongs to another process, or no longer exists.
     """
-    handle, roster = portable.handle, portable.roster
-    if portable.run == session.run_id and (own := session.own_group(handle.number)) is not None:
+    run, backend_name, handle, roster, roster_key = portable
+    if run == session.run_id and (own := session.own_group(handle.number)) is not None:
         return own  # so that ranks get the calls of all views of this process in the same order
     if roster is None:
         raise DeclarationError(
@@ -343,7 +335,7 @@ def unpack(portable: PortableGroup) -> Group:
             "another one; use the ray backend"
         )
     endpoints = [replace(member) for member in roster.members]  # own copies, as ``retired`` is set
-    backend = session.get_backend(portable.backend)
+    backend = session.get_backend(backend_name)
     core = Group(handle, backend, len(endpoints), owner=False, number=roster.number)
     session.add_group(core)
     core.enter(endpoints)
@@ -351,11 +343,11 @@ def unpack(portable: PortableGroup) -> Group:
     if not endpoints:
         text = f"group {handle.name!r} had no ranks when it was sent here: its restart had failed"
         core.broken(GroupBroken(text, group=handle.name))
-    core.run, core.roster_key = portable.run, portable.roster_key
+    core.run, core.roster_key = run, roster_key
     core.spare = bool(core.roster_key)  # only the owner ends living ranks
     return core
 
 
-def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
+def _rebuild(portable: Portable, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)

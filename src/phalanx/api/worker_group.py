@@ -120,7 +120,8 @@ class WorkerGroup(GroupView):
             )
         self.number = next(session.group_numbers)
         core = Group(self._handle(pool, bound, options), pool.backend_api, pool.world_size, owner=True)
-        core.make_on(pool, self, bound, options)
+        core.pool, core.tenant, core.has_pool = pool, self, True
+        core.roles, core.options = bound, options
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
         GroupView.__init__(self, Selection(core))

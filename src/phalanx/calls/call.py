@@ -305,8 +305,7 @@ class Call(CallInfo):
             return self.cancelled
         try:
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
-            seen = Diagnosis(self).observe_cancel()
-            ending = CallOutcome(over=False) if seen is None else decide(seen)
+            ending = decide(Diagnosis(self).observe_cancel())
             self.act(ending)
             return ending.error is not None and self.end_with(ending.error) and self.cancelled
         finally:

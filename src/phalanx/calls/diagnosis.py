@@ -84,15 +84,15 @@ class Diagnosis:
         reports = [self._late(p, statuses.get(p)) for p in range(len(self.ranks))] if pending else []
         return self._seen("expired" if expired else "impatient", reports, pending, waited=waited)
 
-    def observe_cancel(self) -> CallObservation | None:
-        """End the call on its ranks and report the end of each rank; None if all had ended before.
+    def observe_cancel(self) -> CallObservation:
+        """End the call on its ranks and report the end of each rank; no reports if all had ended before.
 
         Ranks that have not begun drop the call; running ranks are interrupted, and their collectives are aborted if
         they are still running after the grace period.
         """
         busy = self.arrivals.pending()
         if not busy:
-            return None
+            return self._seen("cancelled", (), ())
         dropped = self._interrupt(busy)
         running = [position for position in busy if position not in dropped]
         pending = self._still_at_it(running, self.grace_s)

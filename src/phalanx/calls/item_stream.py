@@ -128,10 +128,6 @@ class Reader:
         return values
 
 
-class RowFault(ValueError):
-    """Error of a rank that broke the rule of ``stream(by="rows")``: yield every row of its shard once."""
-
-
 class StreamedRows:
     """Maps rows that ranks yield, as ``(index in its shard, result)``, to their places among the caller's rows. Pure.
 
@@ -159,16 +155,16 @@ class StreamedRows:
         """Return the place among the caller's rows, and the result, of an item of a rank; None for a padded row.
 
         Raises:
-            RowFault: if the item is not a row of the rank's shard, or repeats a row.
+            ValueError: if the item is not a row of the rank's shard, or repeats a row.
         """
         index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
-            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its shard, result)")
+            raise ValueError(f"it yielded {_described(item)}: yield (index of the row in its shard, result)")
         given = self._given[rank]
         if not 0 <= index < given:
-            raise RowFault(f"it yielded row {index} of a shard of {given} rows: count from 0")
+            raise ValueError(f"it yielded row {index} of a shard of {given} rows: count from 0")
         if index in self._seen[rank]:
-            raise RowFault(f"it yielded row {index} of its shard twice: yield every row once")
+            raise ValueError(f"it yielded row {index} of its shard twice: yield every row once")
         self._seen[rank].add(index)
         if index >= self._rows[rank]:
             return None
@@ -179,12 +175,12 @@ class StreamedRows:
         """Check the rows of a rank that has ended.
 
         Raises:
-            RowFault: if a row of its shard is missing.
+            ValueError: if a row of its shard is missing.
         """
         missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
         if missing:
             shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
-            raise RowFault(
+            raise ValueError(
                 f"it ended without {len(missing)} of the {self._rows[rank]} rows of its shard ({shown}): yield every"
                 " row once"
             )
@@ -333,7 +329,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             call.listener.arrived(call, rank)
         try:
             return self._item(rank, value)
-        except RowFault as fault:
+        except ValueError as fault:
             self._arrivals.fail(position, capture(ValueError(str(fault))))
             raise FetchFailed from None
 

@@ -193,13 +193,6 @@ class Group:
         self.recent.pop(call.number, None)
         self.chosen.discard(call)
 
-    def make_on(
-        self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions
-    ) -> None:
-        """Store the classes and options of the ranks, and the pool that they run on."""
-        self.pool, self.tenant, self.has_pool = pool, tenant, True
-        self.roles, self.options = roles, options
-
     def check(self) -> Epoch:
         """Return the epoch to which a call can be sent now.
 
