@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from phalanx.backends.backend_types import Reservation
 from phalanx.display.tables import Table
@@ -15,7 +15,6 @@ from phalanx.pools.slot_reservation import (
     Tenant,
     books,
     check_options,
-    explain_slots,
     resource_of,
 )
 from phalanx.session.session import session
@@ -238,7 +237,27 @@ class ResourcePool:
         """Return a table of the slots with their nodes and groups."""
         reservations = {name: holding.reservation for name, holding in self.holdings.items()}
         nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
-        return explain_slots(self.name, self._view, self.holdings, nodes)
+        rows: list[tuple[Any, ...]] = []
+        for rank, slot in enumerate(self.slots):
+            holding = self.holdings[slot.pool]
+            known = holding.facts.get(slot)
+            groups = [group.name for group in holding.groups.get(slot, ())]
+            node = nodes[rank][:8] if nodes else None
+            where = (known.host if known else None, node, holding.accelerator_text(slot))
+            used = f"{len(groups)} of {holding.max_colocate_count}"
+            rows.append((rank, slot.pool, slot.block, self.local_ranks[rank], *where, used, groups))
+        columns = (
+            "rank",
+            "pool",
+            "block",
+            "local rank",
+            "host",
+            "node",
+            "accelerator",
+            "shares used",
+            "groups",
+        )
+        return Table(f"pool {self.name}: {self.world_size} slots", columns, tuple(rows))
 
     def close(self) -> None:
         """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""

@@ -6,17 +6,16 @@ import re
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
-from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
-from phalanx.topology.slots import Slot, SlotInfo, SlotView
+from phalanx.topology.slots import Slot, SlotInfo
 
 
 class Tenant(Protocol):
@@ -89,6 +88,13 @@ class SlotReservation:
         """Return whether the accelerators of the slot are known (it may have none)."""
         return self.resource is None or slot in self.accelerators
 
+    def accelerator_text(self, slot: Slot) -> str | None:
+        """Return the accelerators of a slot for a table."""
+        if self.resource is None:
+            return None
+        ids = self.accelerators.get(slot)
+        return f"{self.resource} {','.join(ids)}" if ids else f"{self.resource} (not known yet)"
+
     def share(self) -> dict[str, float]:
         """Return the resources that a process of a group gets of its slot."""
         if self.resource is None:
@@ -122,29 +128,5 @@ def check_options(use_gpu: object, name_prefix: object) -> None:
         )
 
 
-def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
-    if holding.resource is None:
-        return None
-    ids = holding.accelerators.get(slot)
-    return f"{holding.resource} {','.join(ids)}" if ids else f"{holding.resource} (not known yet)"
-
-
 books = threading.Lock()
 """Held while slots are claimed or unclaimed: several threads may start groups."""
-
-
-def explain_slots(
-    pool: str, view: SlotView, holdings: Mapping[str, SlotReservation], nodes: Sequence[str]
-) -> Table:
-    """Return a table of the slots with their groups and nodes (``nodes`` by rank; empty: not known)."""
-    rows: list[tuple[Any, ...]] = []
-    for rank, slot in enumerate(view.slots):
-        holding = holdings[slot.pool]
-        known = holding.facts.get(slot)
-        groups = [group.name for group in holding.groups.get(slot, ())]
-        node = nodes[rank][:8] if nodes else ""
-        where = (known.host if known else None, node or None, accelerator_text(holding, slot))
-        used = f"{len(groups)} of {holding.max_colocate_count}"
-        rows.append((rank, slot.pool, slot.block, view.local_ranks[rank], *where, used, groups))
-    columns = ("rank", "pool", "block", "local rank", "host", "node", "accelerator", "shares used", "groups")
-    return Table(f"pool {pool}: {view.world_size} slots", columns, tuple(rows))
