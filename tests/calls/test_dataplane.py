@@ -20,7 +20,7 @@ import torch
 import phalanx as px
 from phalanx.backends.backend_types import StoreSpace
 from phalanx.calls.in_flight import calls_of
-from phalanx.calls.store_quota import StoreQuota
+from phalanx.calls.values import StoreQuota
 
 SLOW_ON_RAY = True
 
@@ -379,8 +379,8 @@ def test_a_value_that_does_not_fit_waits_for_calls_in_flight() -> None:
 def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
-    monkeypatch.setattr("phalanx.calls.store_quota._REPORTED_WITHIN_S", 60.0)
+    monkeypatch.setattr("phalanx.calls.values._FREED_WITHIN_S", 0.1)
+    monkeypatch.setattr("phalanx.calls.values._REPORTED_WITHIN_S", 60.0)
     with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
         StoreQuota(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
     made = StoreQuota(Store(256 * MB, 256 * MB))

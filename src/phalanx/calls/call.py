@@ -22,7 +22,6 @@ from phalanx.collect.join import gather, trimmed
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
 from phalanx.group.group import Group
-from phalanx.group.roster import note_change
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import full_name
@@ -280,8 +279,8 @@ class Call(CallInfo):
         if not self.acts:
             return
         core, epoch = self.core, self.epoch
-        if isinstance(ending.error, StaleEpoch) and core.is_view:
-            note_change(core)
+        if isinstance(ending.error, StaleEpoch):
+            core.is_doubtful = True  # a view reads the roster before its next call
         epoch.stopped.update(ending.stop)
         if ending.closes:
             core.begin_close()

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
-from phalanx.calls.store_quota import StoreQuota
+from phalanx.calls.values import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, reclaim, stored_items
 from phalanx.config import settings

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.calls.restart_reruns import RerunLog
-from phalanx.calls.store_quota import StoreQuota
+from phalanx.calls.values import StoreQuota
 from phalanx.config import settings
 from phalanx.declare.bind import BoundClass
 from phalanx.display.log_merging import label_of

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 _AFTER_ERROR_S = 1.0
 _log = logging.getLogger("phalanx")
@@ -136,12 +136,9 @@ class WorkQueue:
         self.add(done.set)
         return done.wait(timeout)
 
-    def _turn(self) -> float | None:
-        while True:
-            try:
-                work = self._work.get_nowait()
-            except Empty:
-                return None
+    def _turn(self) -> None:
+        while not self._work.empty():
+            work = self._work.get()  # at once, since only this thread takes work
             try:
                 work()
             except Exception:
