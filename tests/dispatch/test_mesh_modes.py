@@ -36,7 +36,6 @@ def test_ranks_of_a_coordinate_get_its_rows_and_all_ranks_get_replicated_values(
         ((torch.arange(4),), {"lengths": [9, 1, 1, 7]}),
         (({"x": np.arange(4), "lengths": torch.tensor([9, 1, 1, 7])},), {}),
         ((TensorDict({"lengths": torch.tensor([9.0, 1.0, 1.0, 7.0])}, batch_size=[4]),), {}),
-        (({"deep": {"lengths": np.array([9, 1, 1, 7])}},), {}),
         ((torch.arange(4),), {"lengths": list(np.array([9, 1, 1, 7]))}),
         ((pa.table({"lengths": [9, 1, 1, 7]}),), {}),
     ],

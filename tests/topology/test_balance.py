@@ -67,15 +67,7 @@ def test_rows_of_equal_length_are_spread_evenly(lengths, counts):
     assert sorted(len(part) for part in balanced_partition(lengths, 4)) == counts
 
 
-@pytest.mark.parametrize(
-    ("lengths", "parts", "group_size", "words"),
-    [
-        *(([1, length], 2, 1, "row 1 is") for length in (-1, float("nan"), float("inf"), "3", True)),
-        ([1] * 7, 2, 2, "7 rows do not fill whole groups of group_size=2"),
-        ([1] * 2, 0, 1, "whole numbers from 1"),
-        ([1] * 2, 2, 0, "whole numbers from 1"),
-    ],
-)
-def test_invalid_lengths_and_counts_are_refused(lengths, parts, group_size, words):
-    with pytest.raises(DispatchError, match=words):
-        balanced_partition(lengths, parts, group_size=group_size)
+@pytest.mark.parametrize("length", [-1, float("nan"), float("inf"), "3", True])
+def test_a_length_that_is_no_finite_number_from_0_is_refused(length):
+    with pytest.raises(DispatchError, match="row 1 is"):
+        balanced_partition([1, length], 2)

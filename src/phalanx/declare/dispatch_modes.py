@@ -44,7 +44,8 @@ class DispatchMode(Generic[K]):
         mesh: name of the mesh over whose dp coordinates lists and rows are split; None: over the ranks. Ranks along the
             other axes get the same shard.
         pp_as_dp: True if the pp axis counts as part of dp.
-        balance: column (or function of the call's arguments) whose sum of values per row is balanced over dp.
+        balance: name of a value per row, or function that returns it, whose sum is balanced over dp; see
+            :meth:`Dispatch.mesh`.
         group_size: number of consecutive rows that stay together.
         dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns a list with
             an element per rank for every argument. ``collect`` is then a function of (group, outputs by rank).
@@ -148,7 +149,8 @@ class Dispatch(metaclass=_DispatchNames):
         Args:
             name: name of the group's mesh.
             pp_as_dp: True to count pp as part of dp, so that each pp stage gets its own rows.
-            balance: column, or function of the arguments that returns a value per row, whose sum is balanced over dp.
+            balance: a value per row, whose sum is balanced over dp: the name of an argument, else a key of one (of a
+                dict or table), or a function of the arguments that returns the values.
             group_size: number of consecutive rows to keep together.
 
         Raises:

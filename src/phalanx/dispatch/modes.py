@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from phalanx.dispatch.plan import (
     Target,
     check_signature,
 )
-from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
+from phalanx.dispatch.pytree import Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops, rows_of, split_leaves
 from phalanx.errors import DispatchError
@@ -370,7 +371,7 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
     if callable(balance):
         found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
     else:
-        found = _find_key(call, balance)
+        found = _named(call, balance)
     lengths = found.tolist() if hasattr(found, "tolist") else found
     if hasattr(lengths, "to_pylist"):
         lengths = lengths.to_pylist()
@@ -379,40 +380,19 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
     return [length.item() if isinstance(length, np.generic) else length for length in lengths]
 
 
-def _find_key(call: CallInput, key: str) -> Any:
+def _named(call: CallInput, name: str) -> Any:
+    """Return the argument ``name``, or ``argument[name]`` of the first argument with such a key."""
     arguments = {argument.name: unwrap(argument.value) for argument in call.arguments()}
-    if key in arguments:
-        return arguments[key]
+    if name in arguments:
+        return arguments[name]
     for value in arguments.values():
-        found = _inside(value, key)
-        if found is not None:
-            return found
+        if not is_tensor(value):  # torch warns of such an index
+            with suppress(LookupError, TypeError, ValueError):
+                return value[name]
     raise DispatchError(
-        "it is neither an argument nor a key or field in one (arguments: "
+        "it is neither an argument nor a key of one (arguments: "
         f"{', '.join(arguments) or 'none'}); pass it, or balance by a function of the arguments"
     )
-
-
-def _inside(value: Any, key: str) -> Any:
-    """Return the item or column ``key`` of ``value``, at any depth; None if there is none."""
-    node = node_of(value)
-    if node is None:
-        return value[key] if key in _columns(value) else None
-    steps = (f"[{key!r}]", f".{key}")
-    for step, child in zip(node.steps, node.values, strict=True):
-        found = child if step in steps else _inside(child, key)
-        if found is not None:
-            return found
-    return None
-
-
-def _columns(value: Any) -> Sequence[Any]:
-    if is_tensor(value) or isinstance(value, list | np.ndarray):
-        return ()
-    names = getattr(value, "column_names", None)
-    if names is None and callable(getattr(value, "keys", None)):
-        names = list(value.keys())
-    return names or ()
 
 
 _PLANNERS: dict[Kind, Callable[[CallInput], CallPlan]] = {

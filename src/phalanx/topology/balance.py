@@ -22,19 +22,17 @@ def balanced_partition(
 ) -> list[list[int]]:
     """Return the row indices of each of ``parts`` parts, such that the largest sum of lengths is small.
 
-    ``group_size`` consecutive rows stay together (the samples of a prompt). With ``equal_counts`` the parts' numbers of
-    groups differ by at most 1. Rows ascend within a part, parts ascend by their first row, and empty parts (if there
-    are fewer groups than parts) come last. Equal input returns the same partition.
+    ``group_size`` consecutive rows stay together (the samples of a prompt); the rows must fill complete groups. With
+    ``equal_counts`` the parts' numbers of groups differ by at most 1. Rows ascend within a part, parts ascend by their
+    first row, and empty parts (if there are fewer groups than parts) come last. Equal input returns the same partition.
 
     The result is the better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
     Partitioning", 1982, in its form for several parts) and longest-first greedy (R. L. Graham, 1969).
 
     Raises:
-        DispatchError: if ``parts`` or ``group_size`` is below 1, the rows do not fill complete groups, or a length is
-            not a finite number of at least 0.
+        DispatchError: if a length is not a finite number of at least 0.
     """
     rows = _checked_lengths(lengths)
-    _check_counts(len(rows), parts, group_size)
     groups = [(math.fsum(rows[i : i + group_size]), i // group_size) for i in range(0, len(rows), group_size)]
     groups.sort(key=lambda item: (-item[0], item[1]))
     found = _even_counts(groups, parts) if equal_counts else _any_counts(groups, parts)
@@ -137,15 +135,3 @@ def _checked_lengths(lengths: Any) -> list[float]:
                 f"the length of row {row} is {length!r:.80}; expected one finite number from 0 for each row"
             )
     return given
-
-
-def _check_counts(rows: int, parts: int, group_size: int) -> None:
-    if parts < 1 or group_size < 1:
-        raise DispatchError(
-            f"a partition into parts={parts} with group_size={group_size}; expected whole numbers from 1"
-        )
-    if rows % group_size:
-        raise DispatchError(
-            f"{rows} rows do not fill whole groups of group_size={group_size}; pass a multiple of "
-            f"{group_size} rows, or group_size=1 where rows need not stay together"
-        )
