@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.declare.dispatch_modes import Dispatch, Execute, Kind, Mode
+from phalanx.declare.dispatch_modes import Collect, Dispatch, Execute, Kind, Mode
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import (
     Argument,
     CallInput,
     CallPlan,
     Each,
+    GatherPlan,
     Materialize,
     Same,
     Target,
@@ -81,7 +82,7 @@ def plan_one(
     call = CallInput(spec, target, args, kwargs, _called(target, ranks))
     if len(ranks) == 1 or spec.mode.mesh is None:
         return _plan_rank_zero(call)
-    return call.planned(_same, _over_mesh(call).take, collect="first")
+    return _planned(call, _same, _over_mesh(call), collect="first")
 
 
 def dealt_or_same(count: int, values: Sequence[Any]) -> Mode:
@@ -139,10 +140,11 @@ class Recipients:
 
 def _recipients(call: CallInput) -> Recipients:
     """Return the recipients of the pieces: the called ranks, or the dp coordinates of the mode's mesh."""
-    if call.mode.mesh is not None:
-        return _over_mesh(call)
-    everybody = range(len(call.ranks))
-    return Recipients(len(call.ranks), everybody, everybody)
+    return _each_rank(len(call.ranks)) if call.mode.mesh is None else _over_mesh(call)
+
+
+def _each_rank(count: int) -> Recipients:
+    return Recipients(count, range(count), range(count))
 
 
 def _over_mesh(call: CallInput) -> Recipients:
@@ -194,6 +196,48 @@ def _mesh(call: CallInput) -> Mesh:
     return mesh
 
 
+def _planned(
+    call: CallInput,
+    given: Callable[[Argument], Same | Each],
+    recipients: Recipients,
+    *,
+    collect: Collect | None = None,
+    cut: Cut | None = None,
+    split: bool = False,
+    shared: tuple[Any, ...] = (),
+) -> CallPlan:
+    """Return the plan of a call, in which ``given`` converts each argument.
+
+    Args:
+        collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
+        cut: the rows of each piece; None: the number of rows is unknown, or there are none.
+        split: True if the recipients get separate pieces.
+        shared: as in ``CallPlan``.
+    """
+    own = call.mode.collect
+    chosen = own if collect is None or own == "none" else collect
+    take = recipients.take[: int(chosen == "first")] if chosen in ("none", "first") else recipients.take
+    trim = order = rows = taken_rows = None
+    if cut is not None:
+        rows, padded = recipients.spread(cut.sizes), recipients.spread(cut.given)
+        taken_rows = [rows[position] for position in take]
+        if padded != rows:
+            trim = [(padded[position], rows[position]) for position in take]
+        order = cut.order if chosen == "join" else None
+    # Positions are ranks only if the complete group is called.
+    ranks = None if isinstance(call.ranks, range) else [call.ranks[position] for position in take]
+    values, count = [given(argument) for argument in call.arguments()], len(call.args)
+    return CallPlan(
+        call.ranks,
+        tuple(values[:count]),
+        dict(zip(call.kwargs, values[count:], strict=True)),
+        GatherPlan(chosen, take, trim, order, taken_rows, ranks),
+        rows,
+        shared,
+        recipients.of if split else None,
+    )
+
+
 def _same(argument: Argument) -> Same:
     return Same(unwrap(argument.value))
 
@@ -203,7 +247,7 @@ def _plan_rank_zero(call: CallInput) -> CallPlan:
     if call.mode.kind == "custom":
         args, kwargs = next(_plan_custom(call).arguments())
         call = replace(call, args=args, kwargs=kwargs)
-    return replace(call, ranks=call.ranks[:1]).planned(_same, (0,), collect="first")
+    return _planned(replace(call, ranks=call.ranks[:1]), _same, _each_rank(1), collect="first")
 
 
 def _plan_lists(call: CallInput) -> CallPlan:
@@ -223,7 +267,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
             )
         return Each(recipients.spread([unwrap(element) for element in value]))
 
-    return call.planned(dealt, recipients.take, pieces=recipients.of if meshed else None)
+    return _planned(call, dealt, recipients, split=meshed)
 
 
 def _plan_custom(call: CallInput) -> CallPlan:
@@ -248,7 +292,7 @@ def _plan_custom(call: CallInput) -> CallPlan:
             )
         return Each([unwrap(element) for element in value])
 
-    return replace(call, args=tuple(result[0]), kwargs=dict(result[1])).planned(column, range(world))
+    return _planned(replace(call, args=tuple(result[0]), kwargs=dict(result[1])), column, _each_rank(world))
 
 
 def _shallow(value: Any) -> Any:
@@ -272,17 +316,16 @@ def _plan_rows(call: CallInput) -> CallPlan:
     if parts.futures and (mode.balance or mode.group_size > 1 or (pad and parts.rows is None)):
         call = call.settled()  # these options need the rows, or their number to remove padding
         parts = _Parts.of(call)
-    if parts.rows is None:  # only futures have rows; or there are no rows, and every rank gets the same
-        cut, facts = Cut([0] * recipients.count), {}
-    else:
-        cut = _cut(call, recipients.count, parts.rows)
-        facts = _row_facts(recipients, cut)
-    return call.planned(
-        lambda argument: parts.given(argument, recipients, cut),
-        recipients.take,
+    # Without rows, only futures have rows, or every rank gets the same.
+    cut = None if parts.rows is None else _cut(call, recipients.count, parts.rows)
+    pieces = cut or Cut([0] * recipients.count)
+    return _planned(
+        call,
+        lambda argument: parts.given(argument, recipients, pieces),
+        recipients,
+        cut=cut,
+        split=cut is not None or parts.futures,
         shared=parts.shared,
-        pieces=recipients.of if facts or parts.futures else None,
-        **facts,
     )
 
 
@@ -355,17 +398,6 @@ def _cut(call: CallInput, count: int, rows: int) -> Cut:
     return Cut([len(part) for part in indices], indices, pad)
 
 
-def _row_facts(recipients: Recipients, cut: Cut) -> dict[str, Any]:
-    """Return the keyword arguments of ``CallInput.planned`` that describe the rows of each rank."""
-    sizes, pad = recipients.spread(cut.sizes), cut.pad_to_multiple
-    real = [sizes[position] for position in recipients.take]
-    trim = None
-    if pad is not None and any(size % pad for size in real):
-        given = recipients.spread(cut.given)
-        trim = [(given[position], sizes[position]) for position in recipients.take]
-    return {"rows": sizes, "taken_rows": real, "trim": trim, "order": cut.order}
-
-
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:
     """Return a length per row, from the column or function of ``balance``."""
     if callable(balance):
@@ -396,7 +428,7 @@ def _named(call: CallInput, name: str) -> Any:
 
 
 _PLANNERS: dict[Kind, Callable[[CallInput], CallPlan]] = {
-    "same": lambda call: call.planned(_same, range(len(call.ranks))),
+    "same": lambda call: _planned(call, _same, _each_rank(len(call.ranks))),
     "lists": _plan_lists,
     "rows": _plan_rows,
     "rank zero": _plan_rank_zero,

@@ -169,40 +169,6 @@ class CallInput:
         for key, value in self.kwargs.items():
             yield Argument(key, key, value)
 
-    def planned(
-        self,
-        given: Callable[[Argument], Same | Each],
-        take: Sequence[int],
-        *,
-        collect: Collect | None = None,
-        rows: Sequence[int] | None = None,
-        taken_rows: Sequence[int] | None = None,
-        trim: Sequence[tuple[int, int]] | None = None,
-        order: Sequence[int] | None = None,
-        shared: tuple[Any, ...] = (),
-        pieces: Sequence[int] | None = None,
-    ) -> CallPlan:
-        """Return the plan of the call, in which ``given`` converts each argument.
-
-        Args:
-            take: positions of the ranks whose outputs are collected.
-            collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
-            rows, shared, pieces: as in ``CallPlan``.
-            taken_rows, trim, order: ``rows``, ``trim`` and ``order`` of ``GatherPlan``.
-        """
-        own = self.spec.mode.collect
-        chosen = own if collect is None or own == "none" else collect
-        if chosen in ("none", "first"):
-            kept = int(chosen == "first")
-            take, trim, taken_rows = take[:kept], trim and trim[:kept], taken_rows and taken_rows[:kept]
-        order = order if chosen == "join" else None
-        # Positions are ranks only if the complete group is called.
-        ranks = None if isinstance(self.ranks, range) else [self.ranks[position] for position in take]
-        gather = GatherPlan(chosen, take, trim, order, taken_rows, ranks)
-        values, count = [given(argument) for argument in self.arguments()], len(self.args)
-        kwargs = dict(zip(self.kwargs, values[count:], strict=True))
-        return CallPlan(self.ranks, tuple(values[:count]), kwargs, gather, rows, shared, pieces)
-
     def settled(self) -> CallInput:
         """Return a copy of the call in which results replace all futures.
 
