@@ -14,7 +14,7 @@ from tests.imports.source import LOADERS, MODULES, called, hidden_imports, impor
 # under verl's name.
 COMPUTING = (
     "phalanx.api.lazy_names",
-    "phalanx.wire.lazy",
+    "phalanx.wire.value",
     "phalanx.compat.verl.redirect",
     "phalanx.wire.exceptions",
 )

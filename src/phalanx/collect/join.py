@@ -21,9 +21,8 @@ from phalanx.dispatch.pytree import Leaf, Node, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
 from phalanx.errors import DispatchError
-from phalanx.wire.lazy import is_tensor
 from phalanx.wire.messages import PartInfo
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, is_tensor
 
 _SHOWN = 8
 

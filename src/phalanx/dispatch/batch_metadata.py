@@ -21,7 +21,7 @@ from uuid import UUID
 
 import numpy as np
 
-from phalanx.wire.lazy import is_tensor, lazy
+from phalanx.wire.value import is_tensor, lazy
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -29,7 +29,7 @@ from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
-from phalanx.wire.lazy import is_tensor
+from phalanx.wire.value import is_tensor
 
 _SCALARS = (bool, int, float, complex, type(None))
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from phalanx.errors import DispatchError
-from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import concat_arrays, concat_rows, select_rows
+from phalanx.wire.value import lazy
 
 if TYPE_CHECKING:
     import torch

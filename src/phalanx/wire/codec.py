@@ -22,10 +22,9 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.lazy import is_tensor
 from phalanx.wire.unpack import current_arrival, received
 from phalanx.wire.unpack import decoding as decoding
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, is_tensor
 
 PLAIN_HEAD = b"\x80"
 """First byte of an encoded value without buffers and placeholders: pickle's first opcode."""

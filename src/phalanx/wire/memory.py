@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.wire.lazy import lazy
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, lazy
 
 if TYPE_CHECKING:
     import torch

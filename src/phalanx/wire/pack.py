@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.wire import unpack
-from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import bytes_at, bytes_of
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, lazy
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.errors import InternalError
-from phalanx.wire.lazy import lazy
 from phalanx.wire.memory import HUGE_FROM, PARALLEL_FROM, allocate, bytes_at, private_copies, tensor_over
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, lazy
 
 if TYPE_CHECKING:
     import torch

@@ -1,12 +1,18 @@
-"""Types and checks of users' values."""
+"""Types and checks of users' values, without an import of torch: most processes never decode a tensor."""
 
 from __future__ import annotations
 
+import importlib
 import operator
+import sys
 import threading
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
+
+if TYPE_CHECKING:
+    import torch
 
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
@@ -58,3 +64,24 @@ def checked_timeout(timeout: Value, where: str, error: type[PhalanxError] = Disp
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:  # nan
         raise error(f"{where}(timeout={timeout!r}): expected seconds, 0 or more, or None for no limit")
     return bounded(timeout)
+
+
+class _Lazy(ModuleType):
+    """A module that is imported at the first use of an attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)
+        return value
+
+
+def lazy(name: str) -> ModuleType:
+    """Return the module ``name``, which is imported at the first use of an attribute."""
+    return _Lazy(name)
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether ``value`` is a tensor. Does not import torch: without torch there are no tensors."""
+    # While torch itself is being imported, it has no Tensor yet.
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and issubclass(type(value), tensor)

@@ -16,8 +16,8 @@ from phalanx.declare.state_declarations import declared_states
 from phalanx.declare.worker import REJOIN
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
-from phalanx.wire.lazy import lazy
 from phalanx.wire.messages import BackendRef
+from phalanx.wire.value import lazy
 from phalanx.worker.profiling import ProfileOrder, ProfileReport, Profiling
 from phalanx.worker.rendezvous import collectives
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
-from phalanx.wire.lazy import lazy
 from phalanx.wire.messages import RUN, full_name, is_library_call
+from phalanx.wire.value import lazy
 
 if TYPE_CHECKING:
     import torch
