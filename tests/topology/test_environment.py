@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import accelerator, resource_names
-from phalanx.topology.environment import rank_environment
+from phalanx.topology.environment import accelerator, rank_environment, resource_names
 
 GPU = accelerator("GPU")
 

@@ -19,8 +19,7 @@ from phalanx.group.options import GroupOptions
 from phalanx.members.meshes import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.topology.accelerators import accelerator
-from phalanx.topology.environment import rank_environment
+from phalanx.topology.environment import accelerator, rank_environment
 from phalanx.topology.slots import Slot, SlotView, id_key
 from phalanx.wire.messages import STORE_VARIABLE, RankConfig
 from phalanx.worker.handlers import make_runtime

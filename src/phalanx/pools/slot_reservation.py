@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
 from phalanx.errors import DeclarationError
 from phalanx.session.session import session
-from phalanx.topology.accelerators import resource_names
+from phalanx.topology.environment import resource_names
 from phalanx.topology.placement import share
 from phalanx.topology.slots import Slot, SlotInfo
 

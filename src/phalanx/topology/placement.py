@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from phalanx.errors import DeclarationError
-from phalanx.topology.accelerators import resource_names
+from phalanx.topology.environment import resource_names
 
 # Ray counts resources in units of 1/10000.
 _UNITS = 10_000
