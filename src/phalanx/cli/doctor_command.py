@@ -214,9 +214,9 @@ def find_cluster(address: str | None) -> tuple[Cluster | None, str]:
         if address or running_cluster():
             raise
         return None, str(error).splitlines()[0]
-    nodes, here = [node for node in reader.nodes() if node.alive], Counter[str]()
-    for node in nodes:
-        here.update(node.resources if node.host == socket.gethostname() else {})
+    nodes, here = reader.nodes(), Counter[str]()
+    for host, resources in nodes:
+        here.update(resources if host == socket.gethostname() else {})
     versions = {name: version for name, version in reader.versions().items() if version}
     memory, store = int(here["memory"]), int(here["object_store_memory"])
     return Cluster(reader.address, len(nodes), here["CPU"], here["GPU"], memory, store, versions), ""

@@ -54,8 +54,8 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
         return taken[0]
     if plan.collect == "list":
         return taken
-    names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
-    return _Join(names, plan.rows, plan.order).whole(taken)
+    ranks = plan.take if plan.ranks is None else plan.ranks
+    return _Join("rank", ranks, plan.rows, plan.order).whole(taken)
 
 
 def join_rows(pieces: Sequence[Any]) -> Value:
@@ -72,7 +72,7 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
-    return _Join([f"piece {index}" for index in range(len(pieces))]).whole(list(pieces))
+    return _Join("piece", range(len(pieces))).whole(list(pieces))
 
 
 def places_of(
@@ -98,9 +98,10 @@ def places_of(
 
 @dataclass(frozen=True)
 class _Join:
-    """Join of the values of several pieces. ``names`` are the names of the pieces in error messages."""
+    """Join of the values of several pieces. ``kind`` and ``numbers`` name the pieces in error messages."""
 
-    names: Sequence[str]
+    kind: str
+    numbers: Sequence[int]
     rows: Sequence[int] | None = None
     order: Sequence[int] | None = None
 
@@ -156,10 +157,15 @@ class _Join:
         )
 
     def _by_description(self, values: list[Any]) -> str:
-        kinds: dict[str, list[str]] = {}
-        for name, value in zip(self.names, values, strict=True):
-            kinds.setdefault(_described(value), []).append(name)
-        return "; ".join(f"{_enumerated(names)} returned {kind}" for kind, names in kinds.items())
+        described: dict[str, list[int]] = {}
+        for number, value in zip(self.numbers, values, strict=True):
+            described.setdefault(_described(value), []).append(number)
+        return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in described.items())
+
+    def _named(self, numbers: list[int]) -> str:
+        shown = ", ".join(map(str, numbers[:_SHOWN]))
+        more = ", ..." if len(numbers) > _SHOWN else ""
+        return f"{self.kind}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def _alike(first: Node, other: Node | None) -> bool:
@@ -178,14 +184,6 @@ def _described(value: Value) -> str:
     if is_tensor(value) or isinstance(value, np.ndarray):
         return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"a {name}"
-
-
-def _enumerated(names: list[str]) -> str:
-    kind = names[0].split()[0]
-    numbers = [name.split()[1] for name in names]
-    if len(numbers) == 1:
-        return names[0]
-    return f"{kind}s {', '.join(numbers[:8])}{', ...' if len(numbers) > 8 else ''}"
 
 
 def _at(path: str) -> str:

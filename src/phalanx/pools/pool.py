@@ -59,7 +59,8 @@ class ResourcePool:
     ) -> None:
         shape = checked_shape(process_on_nodes)
         check_options(use_gpu, name_prefix)
-        accelerators = checked_number("ResourcePool: accelerators_per_slot", accelerators_per_slot, 1)
+        advice = "expected a whole number from 1; use_gpu=False makes slots without accelerators"
+        accelerators = checked_number("ResourcePool: accelerators_per_slot", accelerators_per_slot, 1, advice)
         chosen = session.get_backend(backend)
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)

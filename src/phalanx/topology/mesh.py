@@ -38,7 +38,8 @@ class Mesh:
     """Coordinates by rank; None: ranks are in coordinate order, with the first axis slowest."""
 
     def __init__(self, /, **axes: int) -> None:
-        self._set(_checked_axes(axes), None)
+        object.__setattr__(self, "sizes", _checked_axes(axes))
+        object.__setattr__(self, "layout", None)
 
     @classmethod
     def of(cls, axes: Mapping[str, int]) -> Mesh:
@@ -60,9 +61,9 @@ class Mesh:
         sizes = (max(column) + 1 for column in zip(*table, strict=True))
         axes = dict(zip(names, sizes, strict=True))
         _check_tiling(axes, table)
-        mesh = cls.__new__(cls)
-        row_major = all(at == want for at, want in zip(table, _row_major(axes.values()), strict=True))
-        mesh._set(tuple(axes.items()), None if row_major else table)
+        mesh = cls(**axes)
+        if any(at != want for at, want in zip(table, _row_major(axes.values()), strict=True)):
+            object.__setattr__(mesh, "layout", table)
         return mesh
 
     @property
@@ -123,7 +124,9 @@ class Mesh:
         Raises:
             DispatchError: if the rank is outside the mesh.
         """
-        return dict(zip(self.axes, self._at(rank), strict=True))
+        if not 0 <= rank < self.world_size:
+            raise DispatchError(f"rank {rank} is not in {self!r}; expected 0 to {self.world_size - 1}")
+        return dict(zip(self.axes, self._table[rank], strict=True))
 
     def coordinate(self, rank: int, axis: str) -> int:
         """Return the coordinate of ``rank`` along ``axis``; 0 if the mesh lacks the axis."""
@@ -183,10 +186,6 @@ class Mesh:
     def __getstate__(self) -> dict[str, Any]:
         return {"sizes": self.sizes, "layout": self.layout}  # not what follows from them
 
-    def _set(self, sizes: tuple[tuple[str, int], ...], layout: tuple[Coordinates, ...] | None) -> None:
-        object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "layout", layout)
-
     @cached_property
     def _table(self) -> tuple[Coordinates, ...]:
         if self.layout is not None:
@@ -200,11 +199,6 @@ class Mesh:
     @cached_property
     def _group_cache(self) -> dict[tuple[str, ...], tuple[Any, ...]]:
         return {}
-
-    def _at(self, rank: int) -> Coordinates:
-        if not 0 <= rank < self.world_size:
-            raise DispatchError(f"rank {rank} is not in {self!r}; expected 0 to {self.world_size - 1}")
-        return self._table[rank]
 
     def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
         """Return (groups, collectors). Cached for calls, since 4096 ranks take milliseconds."""

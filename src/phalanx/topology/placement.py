@@ -75,15 +75,14 @@ def share(max_colocate_count: int) -> float:
     The share is rounded down to a multiple of 1/10000, so that ``max_colocate_count`` shares always fit.
 
     Raises:
-        DeclarationError: if the count is not an integer from 1 to 10000.
+        DeclarationError: if the count is above 10000.
     """
-    count = max_colocate_count
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _UNITS:
+    if max_colocate_count > _UNITS:
         raise DeclarationError(
-            f"max_colocate_count={count!r}: expected a whole number from 1 to {_UNITS}, the number of groups "
-            "that may share a slot"
+            f"max_colocate_count={max_colocate_count}: expected a whole number from 1 to {_UNITS}, the number of "
+            "groups that may share a slot"
         )
-    return (_UNITS // count) / _UNITS
+    return (_UNITS // max_colocate_count) / _UNITS
 
 
 def bundle_resources(
@@ -96,19 +95,9 @@ def bundle_resources(
 
     ``accelerator_type`` restricts the slot to nodes with that type (Ray's names, such as "A100"). Unless ``cpu`` is
     given, an accelerator slot gets no CPU, and a CPU slot gets 0.01, so that many ranks start on few cores.
-
-    Raises:
-        DeclarationError: if a number is out of range.
     """
-    if cpu is not None and not cpu >= 0:
-        raise DeclarationError(f"cpu={cpu!r} for each slot: expected a number from 0")
     bundle: dict[str, float] = {}
     if use_accelerator is not None:
-        if isinstance(accelerators_per_slot, bool) or accelerators_per_slot < 1:
-            raise DeclarationError(
-                f"accelerators_per_slot={accelerators_per_slot!r}: expected a whole number from 1; "
-                "use_gpu=False makes slots without accelerators"
-            )
         bundle[use_accelerator] = float(accelerators_per_slot)
     cpus = cpu if cpu is not None else 0.0 if use_accelerator else MINIMAL_CPU
     if cpus:

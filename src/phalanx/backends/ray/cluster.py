@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import socket
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -96,15 +95,6 @@ class Connection:
             raise GroupClosed(f"a call came too late. {CLUSTER_LEFT}")
 
 
-@dataclass(frozen=True)
-class NodeView:
-    """A node of the cluster."""
-
-    host: str
-    alive: bool
-    resources: dict[str, float]
-
-
 class ClusterReader:
     """Reader of a cluster's state from outside: it adds no job, process or log to the cluster."""
 
@@ -135,12 +125,10 @@ class ClusterReader:
             self._client.remove(key)
         return read_registry({key: data for key, data in entries.items() if key not in stale})
 
-    def nodes(self) -> list[NodeView]:
-        """Return the nodes of the cluster."""
-        return [
-            NodeView(node.node_manager_hostname, node.state == 0, dict(node.resources_total))
-            for node in self._client.nodes().values()
-        ]
+    def nodes(self) -> list[tuple[str, dict[str, float]]]:
+        """Return the host and the resources of each living node."""
+        found = self._client.nodes().values()
+        return [(node.node_manager_hostname, dict(node.resources_total)) for node in found if node.state == 0]
 
     def versions(self) -> dict[str, str | None]:
         """Return the versions of Ray and Python that the cluster was started with; None: unknown."""
