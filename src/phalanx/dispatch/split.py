@@ -70,16 +70,16 @@ class Cut:
         ]
 
 
-def pad_rows(value: Any, multiple: int) -> Any:
-    """Return ``value`` with its rows padded up to a multiple, by repeating its rows from the first on.
+def pad_rows(value: Any, multiple: int | None) -> Any:
+    """Return ``value`` with its rows padded up to a multiple (None: as they are), by repeating rows from the first on.
 
     Raises:
         DispatchError: if its leaves have different numbers of rows.
     """
-    rows = count_rows(value)
-    if not rows or rows % multiple == 0:
+    rows = None if multiple is None else count_rows(value)
+    wanted = padded_size(rows or 0, multiple)
+    if not rows or rows == wanted:
         return value
-    wanted = padded_size(rows, multiple)
     return map_rows(value, lambda ops, leaf: _padded(leaf, ops, rows, wanted))
 
 
@@ -200,7 +200,7 @@ def piece_of(
         return value
     check_rows(rows, expected_rows)
     piece = slice_rows(value, *piece_bounds(rows, count, index))
-    return pad_rows(piece, pad_to_multiple) if pad_to_multiple else piece
+    return pad_rows(piece, pad_to_multiple)
 
 
 def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:

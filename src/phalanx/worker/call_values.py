@@ -26,7 +26,6 @@ from phalanx.wire.messages import (
     BackendRef,
     JoinedPlaceholder,
     PartInfo,
-    RankCall,
     RefPlaceholder,
     ResultOf,
     StoredPlaceholder,
@@ -39,23 +38,24 @@ Fetch = Callable[[Sequence[Any]], list[Any]]
 PLAIN = (type(None), bool, int, float, str, bytes)
 
 
-def arguments_of(
-    call: RankCall, refs: Sequence[Any], fetch: Fetch, device: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of a call, as private memory or as its method declares.
+def decoded(
+    body: bytes | None, refs: Sequence[Any], fetch: Fetch, *, readonly: bool = False, device: Any = None
+) -> Any:
+    """Return the value of the body of a message, as private memory unless ``readonly``.
 
     Args:
-        fetch: returns the values of the backend's references.
+        body: the encoded value; None: the last reference holds it.
+        refs: the backend's references that the body indexes.
+        fetch: returns the values of references.
         device: where tensors go; None: the CPU.
     """
-    if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no placeholders
-        return pickle.loads(call.body)
-    restore = Arguments(refs, fetch).restore
-    with decoding(readonly=call.readonly, restore=restore, device=device):
-        return fetch([refs[-1]])[0] if call.body is None else decode(call.body)
+    if body is not None and body[:1] == PLAIN_HEAD:  # most calls: no tensors and no placeholders
+        return pickle.loads(body)
+    with decoding(readonly=readonly, restore=_Placeholders(refs, fetch).restore, device=device):
+        return fetch([refs[-1]])[0] if body is None else decode(body)
 
 
-class Arguments:
+class _Placeholders:
     """Restores the values of a message's placeholders; ``fetch`` returns the values of the backend's references."""
 
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
@@ -86,7 +86,7 @@ class Arguments:
         if not value.joined:
             return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
         joined = join_rows(parts) if copied else parts[0]
-        return pad_rows(joined, value.pad_to_multiple) if value.pad_to_multiple else joined
+        return pad_rows(joined, value.pad_to_multiple)
 
     def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
         with _decoding_parts(copied=copied or not whole):
@@ -130,7 +130,7 @@ class Arguments:
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)
-        return pad_rows(rows, pad_to_multiple) if pad_to_multiple else rows
+        return pad_rows(rows, pad_to_multiple)
 
 
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:

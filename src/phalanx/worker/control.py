@@ -52,7 +52,7 @@ class Control:
         self._requests, self._wake = os.pipe()
         #: Number of the call that runs on the main thread; 0 between calls.
         self.running = 0
-        self._tasks: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = {}
+        self._tasks: dict[int, asyncio.Task[object]] = {}
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         os.environ[MARK_VARIABLE] = self._mark
         #: The main thread, if calls run there; None: on an event loop's thread, where tasks are cancelled.
@@ -78,7 +78,7 @@ class Control:
         """
         self.check(number)
         if (task := asyncio.current_task()) is not None:
-            self._tasks[number] = (asyncio.get_running_loop(), task)
+            self._tasks[number] = task
         try:
             yield
         except asyncio.CancelledError:
@@ -117,10 +117,10 @@ class Control:
                         os.write(self._stacks, answer(stacks()))
 
     def _interrupt(self) -> None:
-        for number, (loop, _) in list(self._tasks.items()):
+        for number, task in list(self._tasks.items()):
             if self.page.cancelled(number):
                 with contextlib.suppress(RuntimeError):  # its loop was closed
-                    loop.call_soon_threadsafe(self._cancel_task, number)
+                    task.get_loop().call_soon_threadsafe(self._cancel_task, number)
         self._signal()
 
     def _signal(self) -> bool:
@@ -137,7 +137,7 @@ class Control:
 
     def _cancel_task(self, number: int) -> None:
         if number in self._tasks:  # else the task has left the call by now
-            self._tasks[number][1].cancel()
+            self._tasks[number].cancel()
 
 
 class _Step:

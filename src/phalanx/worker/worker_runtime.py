@@ -27,7 +27,6 @@ from phalanx.tracing import spans
 from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
 from phalanx.wire.messages import (
     ANY_EPOCH,
@@ -44,7 +43,7 @@ from phalanx.wire.messages import (
 )
 from phalanx.wire.unpack import received
 from phalanx.worker.bootstrap import apply, importing
-from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
+from phalanx.worker.call_values import decoded, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, ExitHooks, report
 from phalanx.worker.profiling import Profiling
@@ -221,15 +220,14 @@ class WorkerRuntime:
             self._log = apply(setup, self.in_driver)
             join_store(self._listening, serves=setup.serves)
             self._listening = None
-            arguments = Arguments(refs, self._services.fetch)
             self.trace_files.files = setup.files
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
                 self._listed(call_id, "__init__"),
                 step(call_id),
             ):
-                with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
-                    roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
+                with nullcontext() if self.in_driver else importing():
+                    roles = decoded(body, refs, self._services.fetch)
                 if note is not None:
                     note.started(0)
                 for role, (cls, args, kwargs) in roles.items():
@@ -513,7 +511,7 @@ class WorkerRuntime:
             self.call_log.append((call.number, full_name(call.role, call.method)))
         before = received.nbytes
         device = self.device if call.to_device else None
-        args, kwargs = arguments_of(call, refs, self._services.fetch, device)
+        args, kwargs = decoded(call.body, refs, self._services.fetch, readonly=call.readonly, device=device)
         if note is not None:
             note.started(received.nbytes - before)
         if library:

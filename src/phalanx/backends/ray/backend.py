@@ -180,14 +180,12 @@ class RayBackend:
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
     address_of = staticmethod(private.address_of)
+    put = staticmethod(private.put)
     now = staticmethod(time.monotonic)
 
     def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
         self._connection.check()  # without a connection, the task would start a cluster
         return placement.probe(slots, reservations, bundle)
-
-    def put(self, value: Value) -> Ref:
-        return private.put(value)
 
     def release(self, keys: Sequence[str]) -> None:
         if self.connected():
