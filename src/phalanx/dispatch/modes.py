@@ -82,7 +82,7 @@ def plan_one(
     call = CallInput(spec, target, args, kwargs, _called(target, ranks))
     if len(ranks) == 1 or spec.mode.mesh is None:
         return _plan_rank_zero(call)
-    return _planned(call, _same, _over_mesh(call), collect="first")
+    return _planned(call, _same(call), _over_mesh(call), collect="first")
 
 
 def dealt_or_same(count: int, values: Sequence[Any]) -> Mode:
@@ -198,7 +198,7 @@ def _mesh(call: CallInput) -> Mesh:
 
 def _planned(
     call: CallInput,
-    given: Callable[[Argument], Same | Each],
+    given: Sequence[Same | Each],
     recipients: Recipients,
     *,
     collect: Collect | None = None,
@@ -206,9 +206,10 @@ def _planned(
     split: bool = False,
     shared: tuple[Any, ...] = (),
 ) -> CallPlan:
-    """Return the plan of a call, in which ``given`` converts each argument.
+    """Return the plan of a call.
 
     Args:
+        given: the arguments by rank, in the order of ``call.arguments()``.
         collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
         cut: the rows of each piece; None: the number of rows is unknown, or there are none.
         split: True if the recipients get separate pieces.
@@ -226,11 +227,11 @@ def _planned(
         order = cut.order if chosen == "join" else None
     # Positions are ranks only if the complete group is called.
     ranks = None if isinstance(call.ranks, range) else [call.ranks[position] for position in take]
-    values, count = [given(argument) for argument in call.arguments()], len(call.args)
+    count = len(call.args)
     return CallPlan(
         call.ranks,
-        tuple(values[:count]),
-        dict(zip(call.kwargs, values[count:], strict=True)),
+        tuple(given[:count]),
+        dict(zip(call.kwargs, given[count:], strict=True)),
         GatherPlan(chosen, take, trim, order, taken_rows, ranks),
         rows,
         shared,
@@ -238,8 +239,8 @@ def _planned(
     )
 
 
-def _same(argument: Argument) -> Same:
-    return Same(unwrap(argument.value))
+def _same(call: CallInput) -> list[Same | Each]:
+    return [Same(unwrap(argument.value)) for argument in call.arguments()]
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:
@@ -247,7 +248,7 @@ def _plan_rank_zero(call: CallInput) -> CallPlan:
     if call.mode.kind == "custom":
         args, kwargs = next(_plan_custom(call).arguments())
         call = replace(call, args=args, kwargs=kwargs)
-    return _planned(replace(call, ranks=call.ranks[:1]), _same, _each_rank(1), collect="first")
+    return _planned(replace(call, ranks=call.ranks[:1]), _same(call), _each_rank(1), collect="first")
 
 
 def _plan_lists(call: CallInput) -> CallPlan:
@@ -267,7 +268,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
             )
         return Each(recipients.spread([unwrap(element) for element in value]))
 
-    return _planned(call, dealt, recipients, split=meshed)
+    return _planned(call, list(map(dealt, call.arguments())), recipients, split=meshed)
 
 
 def _plan_custom(call: CallInput) -> CallPlan:
@@ -292,7 +293,8 @@ def _plan_custom(call: CallInput) -> CallPlan:
             )
         return Each([unwrap(element) for element in value])
 
-    return _planned(replace(call, args=tuple(result[0]), kwargs=dict(result[1])), column, _each_rank(world))
+    call = replace(call, args=tuple(result[0]), kwargs=dict(result[1]))
+    return _planned(call, list(map(column, call.arguments())), _each_rank(world))
 
 
 def _shallow(value: Any) -> Any:
@@ -318,26 +320,20 @@ def _plan_rows(call: CallInput) -> CallPlan:
         parts = _Parts.of(call)
     # Without rows, only futures have rows, or every rank gets the same.
     cut = None if parts.rows is None else _cut(call, recipients.count, parts.rows)
-    pieces = cut or Cut([0] * recipients.count)
-    return _planned(
-        call,
-        lambda argument: parts.given(argument, recipients, pieces),
-        recipients,
-        cut=cut,
-        split=cut is not None or parts.futures,
-        shared=parts.shared,
-    )
+    given = parts.given(recipients, cut or Cut([0] * recipients.count))
+    split = cut is not None or parts.futures
+    return _planned(call, given, recipients, cut=cut, split=split, shared=parts.shared)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Arguments of a call, flattened into leaves.
+    """Arguments of a call, each flattened into leaves and the function that builds it.
 
     ``rows`` is the number of rows without those of futures, ``expected`` this number or, if it is None, the number that
     a future knows. ``shared`` are leaves without rows, which all pieces contain.
     """
 
-    leaves: Mapping[int | str, tuple[list[Leaf], Callable[..., Any]]]
+    leaves: Sequence[tuple[Any, list[Leaf], Callable[..., Any]]]
     rows: int | None
     expected: int | None
     futures: bool
@@ -345,12 +341,12 @@ class _Parts:
 
     @classmethod
     def of(cls, call: CallInput) -> _Parts:
-        leaves = {a.key: _flattened(call, a) for a in call.arguments()}
-        every = [leaf for found, _ in leaves.values() for leaf in found]
+        leaves = [(argument.value, *_flattened(call, argument)) for argument in call.arguments()]
+        every = [leaf for _, found, _ in leaves for leaf in found]
         refuse_unclear_rows(every, call.where)
         shared = {
             id(leaf.value): unwrap(leaf.value)
-            for found, build in leaves.values()
+            for _, found, build in leaves
             if build is not next and any(_differs(leaf) for leaf in found)
             for leaf in found
             if not _differs(leaf) and not isinstance(leaf.value, _SCALARS)
@@ -360,12 +356,14 @@ class _Parts:
         expected = next((number for number in counts if number is not None), None)
         return cls(leaves, rows, expected, bool(futures), tuple(shared.values()))
 
-    def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
-        """Return the value of an argument for all ranks, or its pieces."""
-        leaves, build = self.leaves[argument.key]
-        if not any(_differs(leaf) for leaf in leaves):
-            return _same(argument)
-        return Each(recipients.spread(split_leaves(leaves, build, cut, self.expected)))
+    def given(self, recipients: Recipients, cut: Cut) -> list[Same | Each]:
+        """Return the value of each argument for all ranks, or its pieces."""
+        return [
+            Each(recipients.spread(split_leaves(leaves, build, cut, self.expected)))
+            if any(map(_differs, leaves))
+            else Same(unwrap(value))
+            for value, leaves, build in self.leaves
+        ]
 
 
 def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
@@ -428,7 +426,7 @@ def _named(call: CallInput, name: str) -> Any:
 
 
 _PLANNERS: dict[Kind, Callable[[CallInput], CallPlan]] = {
-    "same": lambda call: _planned(call, _same, _each_rank(len(call.ranks))),
+    "same": lambda call: _planned(call, _same(call), _each_rank(len(call.ranks))),
     "lists": _plan_lists,
     "rows": _plan_rows,
     "rank zero": _plan_rank_zero,

@@ -133,10 +133,9 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument: its name in error messages, its key (position or keyword), and its value."""
+    """An argument: its name in error messages, and its value."""
 
     name: str
-    key: int | str
     value: Any
 
 
@@ -165,9 +164,9 @@ class CallInput:
         """Yield all arguments, positional arguments first."""
         names = self.spec.positional_names
         for index, value in enumerate(self.args):
-            yield Argument(names[index] if index < len(names) else f"argument {index + 1}", index, value)
+            yield Argument(names[index] if index < len(names) else f"argument {index + 1}", value)
         for key, value in self.kwargs.items():
-            yield Argument(key, key, value)
+            yield Argument(key, value)
 
     def settled(self) -> CallInput:
         """Return a copy of the call in which results replace all futures.
