@@ -12,8 +12,7 @@ from phalanx.api.selection import Selection, Which
 from phalanx.calls.future import CallFuture
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Dispatch, Execute
-from phalanx.declare.register import MethodSpec
-from phalanx.declare.result_types import Returns, Yields
+from phalanx.declare.register import MethodSpec, Returns, Yields
 from phalanx.dispatch.modes import dealt_or_same
 from phalanx.errors import DeclarationError, DispatchError, GroupBroken
 from phalanx.group.epoch import GroupHandle

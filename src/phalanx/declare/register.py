@@ -1,14 +1,32 @@
-"""``@px.register``: how a worker method is called through a group; and its specification, on driver and workers."""
+"""``@px.register``: how a worker method is called through a group; its specification, and its types for type checkers.
+
+``@px.register`` does not change the function. Only for type checkers, its first parameter becomes
+``Self | Returns[...]``: the method can be called and overridden as before, and ``group.method(Accumulator.add)`` reads
+the result types from this parameter.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from phalanx.declare.dispatch_modes import (
     Collect,
@@ -23,19 +41,6 @@ from phalanx.declare.dispatch_modes import (
     as_mode,
     collecting,
 )
-from phalanx.declare.result_types import (
-    AsyncMethod,
-    AsyncStreaming,
-    AsyncYielding,
-    Giving,
-    GivingOne,
-    Listing,
-    Method,
-    Registered,
-    RegisteredAsync,
-    Streaming,
-    Yielding,
-)
 from phalanx.errors import DeclarationError
 from phalanx.wire.value import checked_number
 
@@ -46,7 +51,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
+One = TypeVar("One")
 T = TypeVar("T")
+Item = TypeVar("Item")
+Alone = TypeVar("Alone")
 MARK = "__phalanx_spec__"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -92,6 +101,75 @@ class MethodSpec:
         if any(p.kind not in POSITIONAL for p in needed):
             return range(0)
         return range(len(needed), len(self.positional_names) + 1)
+
+
+class Returns(Generic[V, One]):
+    """Result types of a method: ``V`` of a call on all ranks, ``One`` on a single rank, as by ``group[0]``."""
+
+    #: Makes both parameters invariant, so that a type checker infers exactly these types.
+    exactly: Callable[[V, One], tuple[V, One]]
+
+
+class Yields(Generic[V, One, Item, Alone]):
+    """Result types of a method that yields: of a bare call on all ranks and on a single rank, and of stream items."""
+
+    exactly: Callable[[V, One, Item, Alone], tuple[V, One, Item, Alone]]
+
+
+#: A plain method, and a coroutine method.
+Method: TypeAlias = Callable[Concatenate[S, P], R]
+AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
+#: Types of registered methods. (``object`` in place of Any: with Any in an argument, overloads are ambiguous to mypy.)
+Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
+RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
+#: Types of generators, before and after registration.
+Yielding: TypeAlias = Callable[Concatenate[S, P], Iterator[T]]
+AsyncYielding: TypeAlias = Callable[Concatenate[S, P], AsyncIterator[T]]
+Streaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T], P], Iterator[T]]
+AsyncStreaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T], P], AsyncIterator[T]]
+
+
+class Listing(Protocol):
+    """Decorator of a method whose calls return a list."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[list[T]], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(
+        self, method: AsyncYielding[S, P, T], /
+    ) -> AsyncStreaming[S, list[list[T]], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
+
+
+class Giving(Protocol):
+    """Decorator of a method whose calls return a value of the method's own type."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[T], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(
+        self, method: AsyncYielding[S, P, T], /
+    ) -> AsyncStreaming[S, list[T], T, tuple[int, T], P]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
+
+
+class GivingOne(Protocol):
+    """Decorator of a method whose calls return the value of a single rank."""
+
+    @overload
+    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
+    @overload
+    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, list[T], T, T, P]: ...
+    @overload
+    def __call__(self, method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, list[T], T, T, P]: ...
+    @overload
+    def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
 
 
 class _AnyOptions(TypedDict, total=False):
