@@ -94,10 +94,10 @@ class SlotView:
         Raises:
             DeclarationError: if the sizes do not add up to the number of slots.
         """
-        counts = _part_sizes(sizes, self.world_size)
-        ends = list(itertools.accumulate(counts))
-        starts = [0, *ends[:-1]]
-        return tuple(SlotView(self.slots[a:b]) for a, b in zip(starts, ends, strict=True))
+        slots = iter(self.slots)
+        return tuple(
+            SlotView(tuple(itertools.islice(slots, count))) for count in _part_sizes(sizes, self.world_size)
+        )
 
     def __add__(self, other: SlotView) -> SlotView:
         """Return a view of the slots of this view, then of the other, in this order of ranks.
