@@ -204,7 +204,7 @@ REFUSED = {
         px.init(show_ranks="some")
         px.trace("trace")
         px.trace("run.pftrace")  # run.pftrace: the suffix of a trace
-        px.trace("run.txt")  # expected .json (for Perfetto), .jsonl or .html
+        px.trace("run.txt")  # expected .json (for Perfetto) or .html
         px.trace("/proc/x.json").start()  # expected a path in a folder
         px.trace("/dev/null/runs/x.json").start()  # expected a path in a folder
         faults.schedule(0, ranks=1, calls=1, kinds=("killl",))  # 'kill'

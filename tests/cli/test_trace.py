@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.main import app
-from phalanx.tracing.files import load, write
+from phalanx.tracing.files import write
 from tests.tracing.made_up import TRACE
 
 runner = CliRunner()
@@ -20,32 +20,25 @@ def file(tmp_path: Path) -> Path:
     return write(TRACE, tmp_path / "run.json")
 
 
-def test_a_trace_is_summarized_as_text_or_json_and_converted_to_a_page_or_another_format(
-    file: Path, tmp_path: Path
-) -> None:
-    page, lines = tmp_path / "report.html", tmp_path / "run.jsonl"
+def test_a_trace_is_summarized_as_text_or_json_and_converted_to_a_page(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
     text = runner.invoke(app, ["trace", str(file)])
     data = runner.invoke(app, ["trace", str(file), "--json"])
-    other = runner.invoke(app, ["trace", str(file), "--html", str(page), "--to", str(lines)])
+    other = runner.invoke(app, ["trace", str(file), "--html", str(page)])
 
     assert (text.exit_code, other.exit_code) == (0, 0)
     assert "policy.actor.generate" in text.stdout
     assert "ValueError: no" in text.stdout
     assert json.loads(data.stdout)["methods"][0]["call"] == "policy.actor.update"
     assert page.read_text().startswith("<!doctype html>")
-    assert load(lines) == TRACE
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nowhere.json"], "nowhere.json: No such file"),
-        (["report.html"], "expected a trace that px.trace wrote as .json or .jsonl"),
+        (["report.html"], "expected a trace that px.trace wrote as .json"),
         (["{file}", "--html", "report.txt"], "expected a path that ends in .html"),
-        (
-            ["{file}", "--html", "{file}.html", "--to", "run.txt"],
-            "the suffix of a trace's file names its format",
-        ),
     ],
 )
 def test_invalid_arguments_are_an_error_of_one_line_with_exit_code_2(

@@ -385,9 +385,8 @@ if __name__ == "__main__":
 )
 def test_the_trace_variable_records_a_complete_run(tmp_path: Path, end: str) -> None:
     (tmp_path / "driver.py").write_text(SCRIPT.format(end=end))
-    env = {**os.environ, "PHALANX_TRACE": "out/run.jsonl", "PHALANX_BACKEND": "inline"}
+    env = {**os.environ, "PHALANX_TRACE": "out/run.json", "PHALANX_BACKEND": "inline"}
     env.pop("PHALANX_PROCESS", None)
     subprocess.run([sys.executable, "driver.py"], cwd=tmp_path, env=env, timeout=60, check=False)
-    lines = [json.loads(line) for line in (tmp_path / "out/run.jsonl").read_text().splitlines()]
 
-    assert [line["method"] for line in lines if line["kind"] == "call"] == ["__init__", "ping"]
+    assert [call.method for call in load(tmp_path / "out/run.json").calls] == ["__init__", "ping"]

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 import phalanx as px
-from phalanx.tracing.chrome import events
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
+from phalanx.tracing.files import chrome_events
 from phalanx.tracing.html import resampled, to_html
 from phalanx.tracing.merging import MOST_POINTS, merge
 from phalanx.tracing.spans import SpanLog
@@ -36,7 +36,7 @@ def test_a_counter_begins_with_its_value_before_the_trace_and_is_limited_in_poin
 
 
 def test_counters_are_chrome_events_and_the_report_has_a_chart_of_each_series() -> None:
-    found = [(event["ts"], event["args"][WAITING]) for event in events(TRACE) if event["ph"] == "C"]
+    found = [(event["ts"], event["args"][WAITING]) for event in chrome_events(TRACE) if event["ph"] == "C"]
     page = to_html(TRACE)
 
     assert found == [(0.0, 0.0), (2e6, 3.0), (6e6, 1.0)]

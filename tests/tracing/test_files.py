@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -19,10 +21,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import phalanx as px
-from phalanx.tracing.chrome import DRIVER_PID, events
+from phalanx.tracing import files
 from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall
-from phalanx.tracing.files import entries, from_entries, load, write
+from phalanx.tracing.files import DRIVER_PID, chrome_events, entries, load, write
 from phalanx.tracing.otel import export
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
@@ -43,10 +45,9 @@ traces = st.builds(
 
 
 @given(traces)
-def test_a_trace_is_restored_from_its_entries(trace: Trace) -> None:
-    travelled = json.loads(json.dumps(list(entries(trace))))
-
-    assert from_entries(travelled, "x") == trace
+def test_a_trace_is_restored_from_its_file(trace: Trace) -> None:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(files, "chrome_events", return_value=()):
+        assert load(write(trace, Path(folder) / "run.json")) == trace
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_chrome_arrows_connect_slices_of_driver_and_ranks_and_of_sources_and_con
 
 def test_a_group_may_be_named_spans() -> None:
     calls = [replace(call, group="spans") for call in (FAIL, UPDATE)]
-    slices = [e for e in events(replace(TRACE, calls=tuple(calls))) if e["ph"] == "X"]
+    slices = [e for e in chrome_events(replace(TRACE, calls=tuple(calls))) if e["ph"] == "X"]
 
     assert {"fail", "actor.update", "load"} <= {e["name"] for e in slices if e["pid"] == DRIVER_PID}
 
@@ -139,10 +140,9 @@ def test_the_report_escapes_names_from_users(tmp_path: Path) -> None:
     [
         ("a.json", "{", "not valid JSON"),
         ("a.json", '{"traceEvents": []}', "is not a trace"),
-        ("a.jsonl", '{"kind": "track"}', "is not a trace"),
-        ("a.jsonl", '{"kind": "phalanx-trace", "version": 99}', "another version"),
-        ("a.jsonl", '{"kind": "phalanx-trace", "version": 3}', "damaged"),
-        ("a.html", "", "viewers only"),
+        ("a.json", '{"phalanx": [{"kind": "phalanx-trace", "version": 3}]}', "another version"),
+        ("a.json", '{"phalanx": [{"version": 4}]}', "damaged"),
+        ("a.html", "", "browsers only"),
     ],
 )
 def test_files_that_are_no_traces_are_refused_with_the_reason(
@@ -170,12 +170,12 @@ def test_a_failed_write_keeps_the_previous_file_and_a_running_trace_has_no_file(
 def test_concurrent_writes_of_one_file_leave_a_complete_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow_entries(trace: Trace) -> Iterator[dict[str, Any]]:
+    def slow_entries(trace: Trace) -> Iterator[Any]:
         monkeypatch.undo()
         write(trace, tmp_path / "run.json")
         yield from entries(trace)
 
-    monkeypatch.setattr("phalanx.tracing.files.entries", slow_entries)
+    monkeypatch.setattr(files, "entries", slow_entries)
     write(TRACE, tmp_path / "run.json")
 
     assert load(tmp_path / "run.json") == TRACE

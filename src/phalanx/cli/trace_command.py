@@ -9,15 +9,14 @@ import typer
 
 from phalanx.cli.common import AsJson, show
 from phalanx.errors import DeclarationError
-from phalanx.tracing.files import check_path, load, write
+from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
 
-TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")]
+TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the report as a self-contained page.")]
-To = Annotated[Path | None, typer.Option("--to", help="Write it in another format: .json, .jsonl, .html.")]
 
 
-def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = False) -> None:
+def trace(file: TraceFile, html: Html = None, as_json: AsJson = False) -> None:
     """Summarize a trace: calls, p50 and p95 of their times, and bytes by method; and the idle share of each rank.
 
     Examples:
@@ -30,12 +29,11 @@ def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = F
     """
     if html is not None and html.suffix != ".html":
         raise DeclarationError(f"--html {html}: expected a path that ends in .html")
-    if to is not None:
-        check_path(to)  # before any file is written
     try:
         found = load(file)
-        written = [write(found, path) for path in (html, to) if path is not None]
+        if html is not None:
+            write(found, html)
     except OSError as error:
         raise DeclarationError(f"{error.filename or file}: {error.strerror or error}") from error
     summary = summarize(found)
-    show(as_json, summary.to_dict(), "\n".join(f"written: {path}" for path in written) or str(summary))
+    show(as_json, summary.to_dict(), f"written: {html}" if html is not None else str(summary))

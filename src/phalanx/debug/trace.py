@@ -109,7 +109,7 @@ class Tracer:
         """Write the recorded events, in the format that the suffix of ``path`` names.
 
         Args:
-            path: ``.json`` (Chrome's and Perfetto's), ``.jsonl``, or ``.html`` (a report that needs nothing else).
+            path: ``.json`` (Chrome's and Perfetto's) or ``.html`` (a report that needs nothing else).
             title: title of the report; by default the trace's title.
             charts: curves to show above the timeline of a report, by name.
 
