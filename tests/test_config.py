@@ -25,9 +25,13 @@ def test_settings_have_defaults_and_a_deadline_is_that_of_groups_without_their_o
     assert (own.core.handle.call_timeout, without.core.handle.call_timeout) == (3.0, 7.5)
 
 
-def test_verl_is_overlaid_where_that_is_asked_for() -> None:
-    assert overlays_verl({"PHALANX_VERL": "1"})
-    assert not any(overlays_verl(given) for given in ({"PHALANX_VERL": "0"}, {"PHALANX_VERL": ""}, {}))
+@pytest.mark.parametrize(("given", "is_on"), [("1", True), ("0", False), ("", False)])
+def test_verl_is_overlaid_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: str, is_on: bool
+) -> None:
+    monkeypatch.setenv("PHALANX_VERL", given)
+
+    assert overlays_verl() is is_on
 
 
 def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

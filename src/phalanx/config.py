@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,9 +76,9 @@ def threads_by_choice() -> str | None:
     return os.environ.get("OMP_NUM_THREADS") or None
 
 
-def overlays_verl(environment: Mapping[str, str] = os.environ) -> bool:
+def overlays_verl() -> bool:
     """Return whether an installed verl has to use this library as its controller (``PHALANX_VERL=1``)."""
-    return _is_on(environment.get("PHALANX_VERL", ""))
+    return _is_on(os.environ.get("PHALANX_VERL", ""))
 
 
 def own_variables() -> dict[str, str]:

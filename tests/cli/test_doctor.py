@@ -24,8 +24,6 @@ HEALTHY = Machine(
     environment={},
     memory_limit=None,
     infiniband=False,
-    verl=None,
-    verl_hook=False,
     host="node0",
     python="3.11.7",
     versions={"phalanx": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cu128", "numpy": "2.4.6"},
@@ -147,38 +145,6 @@ def test_findings_are_printed_as_text_or_json_and_set_the_exit_code(
     assert (text.exit_code, "fix:" in text.output) == (data.exit_code, bool(code)) == (code, bool(code))
     found = json.loads(data.output)
     assert (found["machine"]["host"], len(found["findings"])) == ("node0", code)
-
-
-ASKED = {"PHALANX_VERL": "1"}
-NO_PLUGIN = {**ASKED, "VERL_USE_EXTERNAL_PLUGINS": "none"}
-BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plugin"}
-
-
-def test_the_doctor_names_the_controller_of_verl() -> None:
-    installed = {"verl": "0.9.1", "verl_hook": True}
-    for changes, said in (
-        ({}, "not installed"),
-        (installed, "`phalanx verl ...` gives Phalanx's"),
-        ({**installed, "environment": ASKED}, "gives the controller of Phalanx"),
-        ({"verl": "0.9.1", "environment": BY_MODULE}, "gives the controller of Phalanx"),
-    ):
-        facts, findings = examine(dataclasses.replace(HEALTHY, **changes))
-        assert (facts["verl"].endswith(said), findings) == (True, [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({}, "not installed"),
-        ({"verl": "0.10.0", "verl_hook": True}, "verl 0.10.0 is not of the line"),
-        ({"verl": "0.9.1"}, "on the path but not installed"),
-        ({"verl": "0.9.1", "verl_hook": True, "environment": NO_PLUGIN}, "VERL_USE_EXTERNAL_PLUGINS=none"),
-    ],
-)
-def test_a_requested_but_missing_controller_of_verl_is_a_finding(changes: dict[str, Any], why: str) -> None:
-    ((topic, what, fix),) = planted(**{"environment": ASKED, **changes})
-
-    assert (topic, why in what, "phalanx verl" in fix) == ("verl", True, True)
 
 
 def test_several_clusters_are_listed_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,17 +25,15 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.common import Address, AsJson, cluster_reader, show
-from phalanx.config import overlays_verl, running_cluster
+from phalanx.config import running_cluster
 from phalanx.display.byte_format import size
 from phalanx.errors import PlacementError
 
 _FINDINGS = 1
 _GIB = 2**30
 _OLDEST = {"python": "3.10", "ray": "2.57", "torch": "2.6"}
-_PACKAGES = ("phalanx", "ray", "torch", "numpy")
+_PACKAGES = ("phalanx", "ray", "torch", "numpy", "verl")
 _LIMITS = ("nofile", "nproc", "memlock", "core")
-_VERL_LINE = "0.9."
-_VERL_HOOK = "phalanx.compat.verl_plugin"
 #: Minimum soft limits, with the flag of ``ulimit`` and the reason.
 _LEAST = {
     "nofile": ("n", 8192, "each rank and each connection takes some"),
@@ -79,7 +77,7 @@ def _version(name: str) -> str | None:
 
 def _usable_cores() -> int:
     """Return the number of cores that this process may use, by its affinity and its control group's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     return min(cores, max(1, math.ceil(int(quota) / int(period)))) if quota.isdigit() else cores
 
@@ -138,8 +136,7 @@ class Machine:
     """Properties of a machine that concern ranks; by default of this machine.
 
     Sizes are in bytes. ``cores`` counts the cores that this process may use. ``limits`` are (soft, hard), None for no
-    limit. ``gpus`` are names of accelerators. ``verl_hook`` is True if verl finds this library's plugin: the library is
-    installed, not merely on the path.
+    limit. ``gpus`` are names of accelerators.
     """
 
     host: str = _probed(socket.gethostname)
@@ -159,8 +156,6 @@ class Machine:
     infiniband: bool = _probed(lambda: bool(glob.glob("/sys/class/infiniband/*")))
     cluster: Cluster | None = None
     no_cluster: str = "none runs here"
-    verl: str | None = _probed(lambda: _version("verl"))
-    verl_hook: bool = _probed(lambda: bool(metadata.entry_points(group="verl.plugins", value=_VERL_HOOK)))
 
 
 class Finding(NamedTuple):
@@ -252,7 +247,7 @@ def describe(m: Machine) -> dict[str, str]:
     variables = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes != 1)}" if cluster else ""
     return {
-        "versions": ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
+        "versions": ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items()),
         "cores": f"{m.cores}" + (f"; Ray counts {cluster.cpus:g} here" if cluster else ""),
         "devices": ", ".join(m.gpus) or "none that nvidia-smi shows",
         "memory": size(m.memory) + ("" if m.memory_limit is None else f", limited to {size(m.memory_limit)}"),
@@ -263,7 +258,6 @@ def describe(m: Machine) -> dict[str, str]:
         "variables": variables or "none that matter to ranks",
         "security": m.environment.get("RAY_AUTH_MODE") or "Ray's default mode",
         "cluster": f"{cluster.address}, {nodes}" if cluster else m.no_cluster,
-        "verl": _controller_of_verl(m),
     }
 
 
@@ -271,28 +265,6 @@ def _limit(name: str, soft: int | None) -> str:
     if soft is None:
         return "unlimited"
     return size(soft) if soft and name in ("memlock", "core") else f"{soft}"
-
-
-def _controller_of_verl(m: Machine) -> str:
-    if m.verl is None:
-        return "not installed"
-    if not overlays_verl(m.environment):
-        return f"{m.verl}: `import verl` gives verl's own controller; `phalanx verl ...` gives Phalanx's"
-    return f"{m.verl}: `import verl` gives {'no' if _overlay_failure(m) else 'the'} controller of Phalanx"
-
-
-def _overlay_failure(m: Machine) -> str:
-    """Return the reason why PHALANX_VERL cannot overlay verl; empty if it can."""
-    if m.verl is None:
-        return "verl is not installed"
-    if not m.verl.startswith(_VERL_LINE):
-        return f"verl {m.verl} is not of the line {_VERL_LINE}x"
-    if _VERL_HOOK in m.environment.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
-        return ""
-    policy = m.environment.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-    if policy != "auto" and "phalanx" not in policy.split(","):
-        return f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading its plugin"
-    return "" if m.verl_hook else "phalanx is on the path but not installed, so verl does not find its plugin"
 
 
 # Each function below yields (topic, problem, fix). Without a cluster, all counts of ``cluster`` are 0.
@@ -397,7 +369,3 @@ def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
     if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
         fix = "choose a cluster with --address or RAY_ADDRESS (`ray stop` stops all clusters here)"
         yield "cluster", m.no_cluster, fix
-    reason = _overlay_failure(m) if overlays_verl(m.environment) else ""
-    if reason:
-        fix = "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin"
-        yield "verl", f"PHALANX_VERL is set, but {reason}: programs of verl do not run on Phalanx", fix
