@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
+from phalanx.backends.ray.metrics import meters
 from phalanx.calls.call_outcome import CallOutcome, decide
 from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
 from phalanx.calls.diagnosis import (
@@ -19,7 +20,6 @@ from phalanx.calls.diagnosis import (
     outcome_when_late,
 )
 from phalanx.collect.join import gather, trimmed
-from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.session.session import session

@@ -1,1 +1,1 @@
-"""Display: tables, progress and output of ranks; registry records for the commands; and buffered metrics."""
+"""Display: tables, progress and output of ranks; registry records for the commands."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import CLUSTER_LEFT, Backend
+from phalanx.backends.ray.metrics import meters
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.declare.context import runs_inline
-from phalanx.display.metric_buffer import meters
 from phalanx.errors import DeclarationError
 from phalanx.session.background import Background, WorkQueue
 from phalanx.session.output import Display
