@@ -11,7 +11,7 @@ from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.cli.common import duration, rank_status, running_calls
-from phalanx.cli.stack_command import by_place
+from phalanx.cli.rank_commands import by_place
 from phalanx.cli.top_command import render
 from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,13 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.display.registry_records import GroupRecord, RankRecord
+from phalanx.display.registry_records import RankRecord
 from phalanx.display.tables import Table
-from phalanx.errors import DispatchError
 
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
-    from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
 #: Displayed names of internal methods.
 _NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
@@ -35,30 +33,6 @@ def cluster_reader(address: str | None) -> ClusterReader:
     from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
 
     return ClusterReader(address)
-
-
-@contextlib.contextmanager
-def observed_ranks(
-    address: str | None, name: str, numbers: Sequence[int] | None
-) -> Generator[tuple[RankObserver, GroupRecord, tuple[RankRecord, ...]]]:
-    """Yield an observer of ranks, the group called ``name``, and its ranks ``numbers`` (default: all).
-
-    Raises:
-        PlacementError: if there is no cluster.
-        NoSuchGroup: if there is no such group.
-        DispatchError: if the group has no such rank.
-    """
-    from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
-
-    cluster = cluster_reader(address)
-    group = cluster.registry().find(name)
-    missing = sorted(set(numbers or ()) - {entry.rank for entry in group.ranks})
-    if missing:
-        raise DispatchError(
-            f"group {group.name!r} has no rank {missing[0]}: its ranks are 0 to {len(group.ranks) - 1}"
-        )
-    with contextlib.closing(RankObserver(cluster.address)) as observer:
-        yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
 
 
 def show(as_json: bool, data: Any, view: RenderableType) -> None:
@@ -119,6 +93,5 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help=_GROUP_HELP, aut
 OnlyGroup = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
 ]
-Ranks = Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")]
 Address = Annotated[str | None, typer.Option("--address", help=_ADDRESS_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]

@@ -11,11 +11,9 @@ from typer.core import TyperGroup
 
 from phalanx import __version__
 from phalanx.cli.doctor_command import doctor
-from phalanx.cli.logs_command import logs
-from phalanx.cli.runs_command import runs
-from phalanx.cli.stack_command import stack
+from phalanx.cli.file_commands import runs, trace
+from phalanx.cli.rank_commands import logs, stack
 from phalanx.cli.top_command import top
-from phalanx.cli.trace_command import trace
 from phalanx.errors import PhalanxError
 
 #: Exit code of a command that could not do its work; `doctor` and `runs` use 1 for findings.

@@ -1,9 +1,10 @@
-"""`phalanx runs PATH`: the saved steps of a run."""
+"""`phalanx runs PATH` and `phalanx trace FILE`: contents of saved steps and of a trace, without a cluster."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,9 @@ from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size
-from phalanx.errors import CheckpointCorrupted, CheckpointError
+from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
+from phalanx.tracing.files import load, write
+from phalanx.tracing.summary import summarize
 
 _DAMAGED = 1
 _SHOWN_FAULTS = 3
@@ -23,6 +26,8 @@ _COLORS = {"complete": "green", "damaged": "bold red", "half-written": "yellow"}
 _PATH_HELP = "Path or URL of a px.checkpoint.CheckpointManager or px.save."
 SavedPath = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
 Check = Annotated[bool, typer.Option("--check", help="Compare every file with its digest, by reading it.")]
+TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the report as a self-contained page.")]
 
 
 def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None:
@@ -103,3 +108,26 @@ def _contents(step: dict[str, Any]) -> Iterator[str]:
     for name, text in step["parts"].items():
         if text:
             yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"
+
+
+def trace(file: TraceFile, html: Html = None, as_json: AsJson = False) -> None:
+    """Summarize a trace: calls, p50 and p95 of their times, and bytes by method; and the idle share of each rank.
+
+    Examples:
+
+      phalanx trace run.json
+
+      phalanx trace run.json --html report.html
+
+      phalanx trace run.json --json | jq .methods
+    """
+    if html is not None and html.suffix != ".html":
+        raise DeclarationError(f"--html {html}: expected a path that ends in .html")
+    try:
+        found = load(file)
+        if html is not None:
+            write(found, html)
+    except OSError as error:
+        raise DeclarationError(f"{error.filename or file}: {error.strerror or error}") from error
+    summary = summarize(found)
+    show(as_json, summary.to_dict(), f"written: {html}" if html is not None else str(summary))
