@@ -76,7 +76,7 @@ class Tracer:
         try:
             self._trace = self.events
         finally:
-            _traces.end()
+            _traces.end(self._calls)
         if self._path is not None:
             self.save(self._path)
 
@@ -299,33 +299,31 @@ class CallTracer(CallListener):
 
 
 class _Traces:
-    """The traces of this process that are on: their common tracer of calls, and the trace of ``PHALANX_TRACE``."""
+    """The traces of this process that are on, whose common tracer listens to calls, and that of ``PHALANX_TRACE``."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.tracer: CallTracer | None = None
         self.whole_run: Tracer | None = None
         self._count = 0
 
     def begin(self) -> CallTracer:
         """Begin a trace, and return the common tracer."""
         with self.lock:
-            if self.tracer is None:
-                self.tracer = CallTracer()
-                process.sink = self.tracer.spans
-                listening.current = self.tracer
+            tracer = listening.current
+            if not isinstance(tracer, CallTracer):
+                listening.current = tracer = CallTracer()
+                process.sink = tracer.spans
             self._count += 1
-            return self.tracer
+            return tracer
 
-    def end(self) -> None:
+    def end(self, tracer: CallTracer) -> None:
         """End a trace."""
         with self.lock:
             self._count -= 1
-            if self._count == 0 and self.tracer is not None:
+            if self._count == 0:
                 listening.current = SILENT
                 process.sink = None
-                self.tracer.end()
-                self.tracer = None
+                tracer.end()
 
 
 _traces = _Traces()
