@@ -37,6 +37,7 @@ Script = Callable[[str, int], Event]
 """(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", each counted from 0."""
 
 _FOREVER = float("inf")
+_SLOW_S = 3.0
 
 
 class Result(NamedTuple):
@@ -49,11 +50,10 @@ class Result(NamedTuple):
 class ScriptedBackend(InlineBackend):
     """An inline backend whose faults a script decides; :func:`scripted` installs it."""
 
-    def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
+    def __init__(self, script: Script, clock: FakeClock | None = None) -> None:
         super().__init__({"GPU": 8.0})
         self.clock = clock or FakeClock()
         self._script = script
-        self._slow_s = slow_s
         self._counts: dict[str, int] = {}
         self._results: WeakKeyDictionary[InlineRef, Result] = WeakKeyDictionary()
         #: The nodes that are reported as draining; the only node is called "inline".
@@ -108,7 +108,7 @@ class ScriptedBackend(InlineBackend):
             ref, at = InlineRef(), _FOREVER
         else:
             ref = run().value
-            at += self._slow_s if event == "slow" else 0.0
+            at += _SLOW_S if event == "slow" else 0.0
         self._results[ref] = Result(at, endpoint)
         return ref
 
