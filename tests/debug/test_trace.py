@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -14,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import phalanx as px
 from phalanx.calls.call_state import SILENT, listening
@@ -343,25 +339,6 @@ def test_unreadable_events_of_a_rank_are_a_note_and_not_an_error(
         f"The trace file of rank {r} of traced cannot be read: nothing answers" for r in (0, 1)
     )
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
-
-
-def test_the_json_file_follows_the_trace_event_format_and_opentelemetry_gets_the_same_spans(
-    group: Any, tmp_path: Path
-) -> None:
-    memory, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    with px.trace(tmp_path / "run.json") as trace, px.span("step"):
-        group.double(group.double.submit(torch.ones(4, 1)))
-    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-
-    place = {"ph", "name", "pid", "tid"}
-    flow = place | {"ts", "id", "cat"}
-    needed = {"M": place | {"args"}, "X": place | {"ts", "dur", "cat"}, "s": flow, "f": flow | {"bp"}}
-    assert {event["ph"] for event in events} == needed.keys()
-    assert all(needed[event["ph"]] <= event.keys() for event in events)
-    assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in events)
-    assert trace.to_opentelemetry(provider) == 7  # two calls with two ranks each, and the driver's span
-    assert {span.name for span in memory.get_finished_spans()} == {"traced.double", "double", "step"}
 
 
 SCRIPT = """

@@ -25,7 +25,6 @@ from phalanx.tracing import files
 from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.files import DRIVER_PID, chrome_events, entries, load, write
-from phalanx.tracing.otel import export
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 
@@ -60,13 +59,29 @@ def test_chrome_has_a_process_per_group_a_thread_per_rank_and_times_since_the_st
     chrome: list[dict[str, Any]],
 ) -> None:
     processes = {e["pid"]: e["args"]["name"] for e in chrome if e["name"] == "process_name"}
-    threads = {e["args"]["name"]: processes[e["pid"]] for e in chrome if e["name"] == "thread_name"}
+    names = {e["tid"]: e["args"]["name"] for e in chrome if e["name"] == "thread_name"}
+    threads = {names[e["tid"]]: processes[e["pid"]] for e in chrome if e["name"] == "thread_name"}
+    calls = {e["name"]: names[e["tid"]] for e in chrome if e.get("cat") == "call" and e["pid"] == DRIVER_PID}
     (span,) = [e for e in chrome if e["ph"] == "X" and e["name"] == "backward"]
 
     assert processes == {1: "driver a (7)", 2: "group policy"}
     assert threads["rank 1 · a GPU 1 · 101"] == "group policy"
     assert threads["policy"] == threads["spans"] == "driver a (7)"
+    assert calls == {
+        "actor.generate": "policy",
+        "actor.update": "policy (2)",
+        "fail": "policy",
+    }  # no overlaps
     assert (span["ts"], span["dur"], span["args"]) == (22_000.0, 13_000.0, {"rows": 128, "call": 2})
+
+
+def test_chrome_events_have_the_fields_of_the_trace_event_format(chrome: list[dict[str, Any]]) -> None:
+    place = {"ph", "name", "pid", "tid"}
+    flow = place | {"ts", "id", "cat"}
+    needed = {"M": place | {"args"}, "X": place | {"ts", "dur", "cat"}, "s": flow, "f": flow | {"bp"}}
+
+    assert {event["ph"] for event in chrome} == needed.keys()
+    assert all(needed[event["ph"]] <= event.keys() for event in chrome)
 
 
 def test_chrome_arrows_connect_slices_of_driver_and_ranks_and_of_sources_and_consumers(
@@ -90,18 +105,6 @@ def test_a_group_may_be_named_spans() -> None:
     slices = [e for e in chrome_events(replace(TRACE, calls=tuple(calls))) if e["ph"] == "X"]
 
     assert {"fail", "actor.update", "load"} <= {e["name"] for e in slices if e["pid"] == DRIVER_PID}
-
-
-def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
-    slices = [e for e in chrome if e["ph"] == "X"]
-    for tid in {e["tid"] for e in slices}:
-        stack: list[float] = []
-        of_thread = [e for e in slices if e["tid"] == tid]
-        for e in sorted(of_thread, key=lambda e: (e["ts"], -e["dur"])):
-            while stack and stack[-1] <= e["ts"]:
-                stack.pop()
-            assert not stack or e["ts"] + e["dur"] <= stack[-1]
-            stack.append(e["ts"] + e["dur"])
 
 
 def test_the_report_loads_no_external_resources_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
@@ -184,7 +187,9 @@ def test_concurrent_writes_of_one_file_leave_a_complete_trace(
 def test_opentelemetry_spans_nest_calls_ranks_and_spans_with_times_and_errors() -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    assert export(TRACE, provider) == 11  # 3 calls on 2 ranks each, 2 spans of the user
+    tracer = px.trace()
+    tracer._trace = TRACE
+    assert tracer.to_opentelemetry(provider) == 11  # 3 calls on 2 ranks each, 2 spans of the user
     found = {(one.name, one.attributes.get("phalanx.rank")): one for one in memory.get_finished_spans()}
     call, update = found["policy.actor.generate", None], found["policy.actor.update", None]
     share, inner = found["actor.generate", 1], found["backward", 0]
