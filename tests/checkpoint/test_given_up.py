@@ -6,8 +6,10 @@ import asyncio
 import io
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.checkpoint import rank_checkpoint as writing
+from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_future import finish_open_saves as end_of_process
 from phalanx.checkpoint.steps import listed
 from phalanx.display import progress
@@ -122,6 +125,19 @@ def test_the_error_of_an_awaited_save_is_not_raised_by_the_next_save(
         run.save(2)
 
         assert run.steps() == [2]
+
+
+def test_a_cancelled_await_does_not_cancel_a_save_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = Future[None]()
+    monkeypatch.setattr("phalanx.checkpoint.save_future.session.waiters.submit", lambda work: pending)
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(SaveFuture(int, "save", threading.Event()), 0.01)
+
+    asyncio.run(cancelled())
+    assert not pending.cancelled()
+    pending.set_result(None)
 
 
 SCRIPT = """
