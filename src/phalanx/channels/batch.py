@@ -128,7 +128,6 @@ class Batch(StoredParts):
                 for part in self._ranges
             ]
         except FetchFailed:
-            self._check_open()  # it may have ended with the call of ack_with()
             raise self._lose_unreadable() from None
 
     @property
@@ -171,7 +170,6 @@ class Batch(StoredParts):
             values = [self._read_part(part) for part in self._ranges]
             return join_rows(values) if self._is_cut else values[0] if self.joined else values
         except FetchFailed:
-            self._check_open()  # it may have ended with the call of ack_with()
             raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
@@ -190,6 +188,7 @@ class Batch(StoredParts):
 
     def _lose_unreadable(self) -> ItemsLost:
         """Requeue the readable items, and return the error that names the lost items."""
+        self._check_open()  # it may have ended with the call of ack_with()
         unreadable: list[int] = []
         for part in self._ranges:
             try:

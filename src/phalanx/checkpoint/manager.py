@@ -135,7 +135,8 @@ class CheckpointManager:
             ChannelError, DispatchError: if the process of the channels dies meanwhile, or the object store is full.
         """
         self._check_open()
-        for name, names in (parts or {}).items():
+        parts = parts or {}
+        for name, names in parts.items():
             if name not in self._groups:
                 raise DeclarationError(
                     f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
@@ -146,9 +147,8 @@ class CheckpointManager:
             return None
         saved = read_step(self.path, step)
         restore = self._driver.load(saved)
-        chosen = parts or {}
         groups = self._groups.items()
-        load_groups([GroupLoad.of_step(group, saved, name, chosen.get(name)) for name, group in groups])
+        load_groups([GroupLoad.of_step(group, saved, name, parts.get(name)) for name, group in groups])
         restore()
         return saved.number
 
