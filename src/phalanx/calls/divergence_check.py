@@ -30,20 +30,16 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
     common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
     seen = [tuple(call for call in order if call in common) for order in orders]
 
-    def describe(odd: int, usual: int) -> str:
-        mine, theirs = next(pair for pair in zip(seen[odd], seen[usual], strict=True) if pair[0] != pair[1])
+    usual, odd = _odd_ones(seen, operator.eq)
+
+    def describe(rank: int) -> str:
+        mine, theirs = next(pair for pair in zip(seen[rank], seen[usual], strict=True) if pair[0] != pair[1])
         return f"ran {mine.name} (call {mine.number}) where rank {usual} ran {theirs.name} (call {theirs.number})"
 
-    _compare(
-        group,
-        method,
-        range(len(seen)),
-        seen,
-        operator.eq,
-        describe,
-        "did not run the calls in the order of the others",
-        "Several processes or views call this group at once: let one of them make all calls that use collectives.",
-    )
+    if odd:
+        did = "did not run the calls in the order of the others"
+        advice = "Several processes or views call this group at once: let one of them make all calls that use collectives."
+        raise _diverged(group, method, {rank: describe(rank) for rank in odd}, did, advice)
 
 
 def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Sequence[Any]) -> None:
@@ -52,18 +48,13 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     Raises:
         RanksDiverged: if some outputs differ from the output of most ranks.
     """
-    _compare(
-        group,
-        method,
-        ranks,
-        outputs,
-        same,
-        lambda odd, usual: (
-            f"returned {_short(outputs[odd])} where rank {ranks[usual]} returned {_short(outputs[usual])}"
-        ),
-        "returned something else than the others, though it is declared replicated",
-        "Look for a missing all_reduce, a seed by rank, or data that only some ranks got.",
-    )
+    usual, odd = _odd_ones(outputs, same)
+    if odd:
+        other = f"where rank {ranks[usual]} returned {_short(outputs[usual])}"
+        messages = {ranks[one]: f"returned {_short(outputs[one])} {other}" for one in odd}
+        did = "returned something else than the others, though it is declared replicated"
+        advice = "Look for a missing all_reduce, a seed by rank, or data that only some ranks got."
+        raise _diverged(group, method, messages, did, advice)
 
 
 def same(a: Value, b: Value) -> bool:
@@ -98,17 +89,8 @@ def _short(value: Value) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _compare(
-    group: str,
-    method: str,
-    ranks: Sequence[int],
-    values: Sequence[Any],
-    equal: Callable[[Any, Any], bool],
-    describe: Callable[[int, int], str],
-    did: str,
-    advice: str,
-) -> None:
-    """Raise RanksDiverged if the values of some ranks, at odd positions, differ from the most common value."""
+def _odd_ones(values: Sequence[Any], equal: Callable[[Any, Any], bool]) -> tuple[int, list[int]]:
+    """Return the first position of the most common value, and the positions of other values."""
     kinds: list[list[int]] = []  # positions of equal values
     for position, value in enumerate(values):
         kind = next((kind for kind in kinds if equal(values[kind[0]], value)), None)
@@ -117,14 +99,15 @@ def _compare(
         else:
             kind.append(position)
     usual = max(kinds, key=len, default=[0])
-    odd = [position for kind in kinds if kind is not usual for position in kind]
-    if not odd:
-        return
+    return usual[0], [position for kind in kinds if kind is not usual for position in kind]
+
+
+def _diverged(group: str, method: str, messages: Mapping[int, str], did: str, advice: str) -> RanksDiverged:
+    """Return the error of a call in which some ranks did something else; ``messages`` has what, by rank."""
     reports = tuple(
-        RankReport(rank=ranks[one], kind="raised", method=method, message=describe(one, usual[0]))
-        for one in odd
+        RankReport(rank=rank, kind="raised", method=method, message=message)
+        for rank, message in messages.items()
     )
-    who = rank_list(report.rank for report in reports)
-    lines = [f"group {group!r}, method {method}: {who} {did}"]
+    lines = [f"group {group!r}, method {method}: {rank_list(messages)} {did}"]
     lines += [f"  rank {report.rank} {report.message}" for report in reports[:8]]
-    raise RanksDiverged("\n".join([*lines, advice]), group=group, method=method, failures=reports)
+    return RanksDiverged("\n".join([*lines, advice]), group=group, method=method, failures=reports)
