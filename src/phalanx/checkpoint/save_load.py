@@ -26,7 +26,7 @@ from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
-from phalanx.checkpoint.steps import Step, StepWriter, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, first_names, read_step
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.display.byte_format import size
@@ -466,11 +466,10 @@ class GroupLoad:
         left = sorted(set.intersection(*(report.left for report in reports)))
         if left:
             names = [name for folder, name in left if folder == left[0][0]]
-            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             advice = "" if self._step is None else ". Load what is wanted with parts=[...]"
             raise CheckpointMismatch(
-                f"no rank loads {len(names)} values of {left[0][0]}: {shown}; the workers here have no such "
-                f"names{advice}"
+                f"no rank loads {len(names)} values of {left[0][0]}: {first_names(names, 8)}; the workers here have "
+                f"no such names{advice}"
             )
         self._files = set[str]().union(*(report.files for report in reports))
 

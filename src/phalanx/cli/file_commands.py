@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.checkpoint.steps import MANIFEST, Step, listed
+from phalanx.checkpoint.steps import MANIFEST, Step, first_names, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size
@@ -20,7 +20,6 @@ from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
 
 _DAMAGED = 1
-_SHOWN_FAULTS = 3
 _COLORS = {"complete": "green", "damaged": "bold red", "half-written": "yellow"}
 
 _PATH_HELP = "Path or URL of a px.checkpoint.CheckpointManager or px.save."
@@ -103,8 +102,7 @@ def _contents(step: dict[str, Any]) -> Iterator[str]:
     """Yield the faults of a step, and a line for each part that has a text."""
     faults = step["faults"]
     if faults:
-        more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        yield step["why"] or f"missing or changed since the save: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
+        yield step["why"] or f"missing or changed since the save: {first_names(faults, 3)}"
     for name, text in step["parts"].items():
         if text:
             yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"
