@@ -14,7 +14,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausa
 import phalanx as px
 from phalanx.engines import ModelRunner, SamplingParams
 from phalanx.engines.transformers import TransformersRollout
-from tests.conformance.engines import EngineConformance, Reference, Source
+from tests.conformance.engines import PROMPTS, EngineConformance, Reference, Source
 
 SOAK_ON_RAY = True
 THREADS = {"OMP_NUM_THREADS": "1"}
@@ -194,7 +194,7 @@ def test_engines_added_by_a_resize_have_the_weights_of_the_last_sync(backend: st
             sync()
             px.resize(rollout, 2)
 
-            made = rollout.generate(reference.prompts, SamplingParams(max_tokens=8, temperature=0))
+            made = rollout.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=0))
 
-    assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
+    assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in PROMPTS]
     assert len({version for one in made for version in one.versions}) == 1

@@ -17,7 +17,7 @@ from phalanx.engines import Endpoint
 from phalanx.engines.vllm import VllmRollout
 from phalanx.engines.vllm.endpoint import EndpointServer
 from phalanx.engines.vllm.rollout import prepare_vllm
-from tests.conformance.engines import GREEDY, LENGTH, Reference
+from tests.conformance.engines import GREEDY, LENGTH, PROMPTS, Reference
 from tests.engines.vllm.conftest import ONE_THREAD, SMALL, left_since, route_paths, things_of_engines
 from tests.engines.vllm.models import OddSource, load_model
 
@@ -71,7 +71,7 @@ def test_mismatched_weights_are_refused_before_the_engine_is_changed(roles: Role
         with pytest.raises(px.weights.WeightsMismatch):
             wrong()
 
-    roles.reference.check_greedy(roles.rollout.generate(roles.reference.prompts, ENDLESS))
+    roles.reference.check_greedy(roles.rollout.generate(PROMPTS, ENDLESS))
 
 
 def test_tokens_of_16_running_answers_follow_an_update_and_have_its_version(roles: Roles) -> None:
@@ -125,7 +125,7 @@ def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]
 
 def test_the_endpoint_serves_the_weights_of_the_last_sync(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
-    prompts = roles.reference.prompts[:2]
+    prompts = PROMPTS[:2]
     for seed in range(2):
         change(roles, seed)
         roles.sync()
