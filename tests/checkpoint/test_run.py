@@ -16,7 +16,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
-from tests.checkpoint.save_workers import Rows
+from tests.checkpoint.save_workers import Bag, Rows
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -26,30 +26,22 @@ class Item:
     """An item of a channel."""
 
 
-class Model(px.Worker):
+class Model(Bag):
     def __init__(self) -> None:
-        self.weight = torch.zeros(4)
-        self.seen = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight, "seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight, self.seen = state["weight"], state["seen"]
+        super().__init__(weight=torch.zeros(4), seen=0)
 
     @px.register
     def add(self, amount: float) -> None:
-        self.weight = self.weight + amount
-        self.seen += 1
+        self.held = {"weight": self.held["weight"] + amount, "seen": self.held["seen"] + 1}
 
     @px.register
     def look(self) -> list[float]:
-        return [*self.weight.tolist(), self.seen]
+        return [*self.held["weight"].tolist(), self.held["seen"]]
 
     @px.register
     def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
         with staleness.lease(rows, WITHIN) as lease:
-            return lease.put(channel, {"x": torch.full((rows, 1), float(self.seen))}, lease.version)
+            return lease.put(channel, {"x": torch.full((rows, 1), float(self.held["seen"]))}, lease.version)
 
 
 @pytest.fixture

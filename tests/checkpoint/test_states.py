@@ -20,7 +20,8 @@ from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.declare.context import context_of
 from phalanx.worker.rank_state import Generators
-from tests.checkpoint.save_workers import Bag, Rows
+from tests.checkpoint.save_workers import Bag, Rows, Trainer
+from tests.weights.weight_workers import same
 
 WITHIN = 60.0
 
@@ -37,20 +38,13 @@ def holding(group: px.WorkerGroup, **held: Any) -> px.WorkerGroup:
     return group
 
 
-class Odd(px.Worker):
-    """Has a tensor without separate memory for each element, or a lock, as state."""
+class Odd(Bag):
+    """Keeps a tensor without separate memory for each element, or a lock."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.got: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
         rows = torch.ones(1, 3)
         made = {"expanded": rows.expand(4, 3), "sparse": rows.to_sparse(), "meta": rows.to("meta")}
-        return {"data": {"odd": made.get(self.kind, threading.Lock())}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.got = state["data"]["odd"]
+        super().__init__(data={"odd": made.get(kind, threading.Lock())})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -60,7 +54,8 @@ def test_an_expanded_tensor_is_saved_and_loaded(pool: px.ResourcePool, tmp_path:
 
     px.load(group, tmp_path)
 
-    assert all(torch.equal(got, torch.ones(4, 3)) for got in group.run(lambda worker: worker.got))
+    loaded = group.run(lambda worker: worker.held["data"]["odd"])
+    assert all(one.is_contiguous() and torch.equal(one, torch.ones(4, 3)) for one in loaded)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -173,7 +168,7 @@ def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_plac
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     def parts(_: Any) -> dict[str, Any]:
-        more = {"a": random.Random(1), "both": (random.Random(2), [random.Random(3), 4]), "kind": Random}
+        more = {"a": random.Random(1), "both": (random.Random(2), [random.Random(3), 4]), "kind": Bag}
         numpy, of_torch = np.random.default_rng(4), torch.Generator().manual_seed(5)
         return {"part": {"more": more, "numbers": [5, 6]}, "numpy": numpy, "torch": of_torch}
 
@@ -193,7 +188,7 @@ def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_plac
 
     assert group.run(draw) == drawn
     (part,) = group.run(lambda worker: worker.parts["part"])
-    assert (part["numbers"], part["more"]["both"][1][1], part["more"]["kind"]) == ([5, 6], 4, Random)
+    assert (part["numbers"], part["more"]["both"][1][1], part["more"]["kind"]) == ([5, 6], 4, Bag)
 
     group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {"part": {"more": {}}}))
     px.load(group, tmp_path, parts=["part"])
@@ -321,17 +316,10 @@ def test_a_step_that_is_removed_during_a_load_is_not_reported_as_damaged(
     assert px.load(reader, tmp_path).step == 2
 
 
-class Random(px.Worker):
-    """Has nothing but the generators of its process."""
-
-    def __init__(self) -> None:
-        px.register_state(self)
-
-
 def test_a_generator_that_was_not_saved_keeps_its_state(
     pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = px.WorkerGroup(pool[0:1], Random)
+    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {}))
     px.save(group, tmp_path)
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(4)
@@ -347,47 +335,27 @@ def test_a_generator_that_was_not_saved_keeps_its_state(
     assert generator.initial_seed() == 4
 
 
-class Apart(px.Worker):
-    """Only rank 0 makes steps, so that the optimizer of the other has no state."""
-
-    def __init__(self, width: int = 4) -> None:
-        torch.manual_seed(0)
-        self.width = width
-        self.model = torch.nn.Linear(width, 1)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        px.register_state(self, model=self.model, optimizer=self.optimizer)
-
-    @px.register(px.Dispatch.RANK_ZERO)
-    def step(self) -> None:
-        self.model(torch.ones(2, self.width)).sum().backward()
-        self.optimizer.step()
-
-    @px.register
-    def held(self) -> tuple[list[float], int]:
-        return self.model.weight.flatten().tolist(), len(self.optimizer.state_dict()["state"].get(0, {}))
-
-
 @pytest.mark.parametrize(
     ("width", "parts", "why"),
     [
-        (4, None, "others had made no step; step on all ranks"),
-        (5, ["model"], r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here"),
+        (10, None, "others had made no step; step on all ranks"),
+        (11, ["model"], r"model.0.weight has shape \[10, 6\] where it was saved, and \[11, 6\] here"),
     ],
     ids=["an optimizer that only some ranks stepped", "a model of another shape"],
 )
 def test_a_mismatched_state_is_refused_before_anything_is_loaded(
     pool: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
 ) -> None:
-    group, other = px.WorkerGroup(pool[0:2], Apart), px.WorkerGroup(pool[0:2], Apart.bind(width=width))
-    group.step()
+    group, other = (px.WorkerGroup(pool[0:2], Trainer.bind(width=units)) for units in (10, width))
+    group[0].step()
     px.save(group, tmp_path)
-    other.step()
-    before = other.held()
+    other[0].step()
+    before = other.values()
 
     with pytest.raises(px.checkpoint.CheckpointMismatch, match=why):
         px.load(other, tmp_path, parts=parts)
 
-    assert other.held() == before
+    assert all(map(same, other.values(), before))
 
 
 class Uneven(px.Worker):
