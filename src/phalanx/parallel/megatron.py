@@ -61,8 +61,7 @@ _earlier_groups: collections.defaultdict[str, list[Any]] = collections.defaultdi
 
 def _groups_of(state: Any) -> dict[str, Any]:
     """Return the process groups of Megatron's parallel state by name."""
-    group = torch.distributed.ProcessGroup
-    return {name: value for name, value in vars(state).items() if isinstance(value, group)}
+    return {name: value for name, value in vars(state).items() if isinstance(value, ProcessGroup)}
 
 
 def replace_groups(modules: Iterable[torch.nn.Module], groups: Mapping[int, ProcessGroup]) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from phalanx.collect.message import rank_list
 from phalanx.display.tables import Table
 from phalanx.errors import WeightsMismatch
 from phalanx.weights.boxes import BoxIndex, LocalBox, meet, volume, whole
@@ -135,6 +136,11 @@ class TensorLayout:
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
+
+    @property
+    def ranks(self) -> str:
+        """The ranks that have a part, as text."""
+        return rank_list(rank for rank, _ in self.holders)
 
 
 class GroupManifest(NamedTuple):

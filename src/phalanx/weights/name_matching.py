@@ -218,7 +218,7 @@ class NameMatch:
                 return
         close = next((n for n in self._named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
         text = "no such name at the source" + (f" (it has {close}, for example)" if close else "")
-        self._faults.append(LayoutFault(name, str(layout), text, f"target {_ranks(layout)}"))
+        self._faults.append(LayoutFault(name, str(layout), text, f"target {layout.ranks}"))
 
     def _feed(self, part: str, name: str, target_view: View | None) -> None:
         """Map ``part`` of the source to ``name``, or to its part under ``target_view``."""
@@ -232,7 +232,7 @@ class NameMatch:
             self.mappings[NameMapping(source, target, view, target_view)].append(Pair(origin, name))
             return
         text = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
-        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", text, f"target {_ranks(target)}")
+        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", text, f"target {target.ranks}")
         self._faults.append(fault)
 
     def _find(self, part: str) -> tuple[str, TensorLayout, View | None] | None:
@@ -273,13 +273,6 @@ def _shape_seen(layout: TensorLayout, view: View | None) -> tuple[int, ...]:
     if view is None:
         return shape
     return (*shape[: view.dim], sum(length for *_, length in view.segments), *shape[view.dim + 1 :])
-
-
-def _ranks(layout: TensorLayout) -> str:
-    ranks = sorted(rank for rank, _ in layout.holders)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:4]))}{', ...' if len(ranks) > 4 else ''}"
 
 
 def renamer(rename: Rename | None) -> Callable[[str], str]:
