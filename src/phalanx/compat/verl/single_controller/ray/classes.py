@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from typing import Any
 
 import ray
@@ -12,6 +11,7 @@ from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Che
 from phalanx.compat.verl.single_controller.base.worker import MegatronWorker, Worker
 from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs, UnusableValue
 from phalanx.errors import DeclarationError
+from phalanx.topology.environment import variables_set
 
 FusedWorkerCLSName = "FusedWorker"
 _SEPARATOR = "_fwmn_"
@@ -91,14 +91,8 @@ def _classes(class_dict: dict[str, RayClassWithInitArgs]) -> tuple[dict[str, typ
 
 
 def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    before = os.environ.get("DISABLE_WORKER_INIT")
-    os.environ["DISABLE_WORKER_INIT"] = "1"  # as verl sets it, for constructors that read it
-    try:
+    with variables_set({"DISABLE_WORKER_INIT": "1"}):  # as verl sets it, for constructors that read it
         return cls(*args, **kwargs)
-    finally:
-        del os.environ["DISABLE_WORKER_INIT"]
-        if before is not None:
-            os.environ["DISABLE_WORKER_INIT"] = before
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import threading
 import weakref
 from collections import Counter
@@ -20,7 +21,7 @@ from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key, each
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_random_string
+from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
 from phalanx.config import settings
 from phalanx.wire.codec import Encoded
@@ -206,7 +207,7 @@ class RayWorkerGroup(WorkerGroup):
     ) -> None:
         super().__init__()
         self.ray_cls_with_init = ray_cls_with_init
-        self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
+        self.name_prefix = secrets.token_hex(4) if name_prefix is None else name_prefix
         self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
         self.fused_worker_used = ray_cls_with_init is not None and ray_cls_with_init.fused_worker_used
         self.sub_cls_name = ""

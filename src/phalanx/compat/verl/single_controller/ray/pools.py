@@ -7,9 +7,8 @@ rejects requests at once that are too large for the cluster.
 from __future__ import annotations
 
 import importlib
-import random
+import secrets
 import socket
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,11 +40,6 @@ class NoFreePort(CheckFailed, RuntimeError):
 
 class NotEnoughGpus(PlacementError, ValueError):
     """The cluster has fewer accelerators than the pools ask for."""
-
-
-def get_random_string(length: int) -> str:
-    """Return random letters and digits that do not depend on the user's seed."""
-    return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
 
 
 def resource_name(device_name: str) -> str:
@@ -88,7 +82,7 @@ class RayResourcePool(ResourcePool):
     ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
         self.use_gpu = use_gpu
-        self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
+        self.name_prefix = secrets.token_hex(4) if name_prefix is None else name_prefix
         self.pgs: list[PlacementGroup] | None = None
         self.accelerator_type = accelerator_type
         self._connection: Connection | None = None  # to the cluster on which the slots were reserved
