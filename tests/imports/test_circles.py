@@ -15,7 +15,7 @@ from tests.imports.source import LOADERS, MODULES, called, hidden_imports, impor
 COMPUTING = (
     "phalanx.api.lazy_names",
     "phalanx.wire.value",
-    "phalanx.compat.verl.redirect",
+    "phalanx.compat.verl.overlay",
     "phalanx.wire.exceptions",
 )
 

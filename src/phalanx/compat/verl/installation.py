@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.compat.verl import overlay as over_verl
-from phalanx.compat.verl.redirect import HOME, Redirect, amend_ray_init, home_of
 
 _NAME = "verl"
 #: Attribute of ``ray.init`` that provides the names.
@@ -26,7 +25,7 @@ def _home_of(fullname: str) -> str | None:
     package, _, name = fullname.partition(".")
     if package != _NAME:
         return None
-    home = home_of(name)
+    home = over_verl.home_of(name)
     if home is None:
         raise ModuleNotFoundError(
             f"No module named {fullname!r}: verl is not installed, and Phalanx provides only "
@@ -38,7 +37,7 @@ def _home_of(fullname: str) -> str | None:
 
 
 #: Finder of the tutorial's names of verl.
-_FINDER = Redirect(_home_of)
+_FINDER = over_verl.Redirect(_home_of)
 
 
 def install(*, overlay: bool = False) -> None:
@@ -73,7 +72,7 @@ def install_here(*, strict: bool) -> None:
     if over_verl.installed_version()[1]:
         return
     present = sys.modules.get(_NAME)
-    home, file = sys.modules[HOME], getattr(present, "__file__", None)
+    home, file = sys.modules[over_verl.HOME], getattr(present, "__file__", None)
     if present is not None and present is not home and not (file or "").startswith(ALIAS_FOLDER):
         if strict:
             raise over_verl.AlreadyImported(
@@ -118,7 +117,7 @@ def _reach_jobs() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    amend_ray_init(_MARK, _with_alias)
+    over_verl.amend_ray_init(_MARK, _with_alias)
 
 
 def _with_alias(kwargs: dict[str, Any]) -> dict[str, Any]:

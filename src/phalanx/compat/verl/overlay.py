@@ -1,6 +1,7 @@
 """The overlay: the installed verl with this package as its single controller.
 
 ``import verl.single_controller...`` imports ``phalanx.compat.verl.single_controller...``. All else is verl's own.
+Without verl, ``installation`` provides the tutorial's names by the same finder.
 
 :func:`install` puts the overlay into the driver. Every process that has ``PHALANX_VERL=1`` in its environment gets the
 overlay when verl (by verl's own hooks for plugins) or this package is imported. If the overlay cannot take effect, an
@@ -9,18 +10,21 @@ error is raised: a program never continues with verl's own controller unnoticed.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from phalanx.compat.verl.batches import register_row_types
-from phalanx.compat.verl.redirect import Redirect, amend_ray_init, home_of
 from phalanx.config import overlays_verl, own_variables
 from phalanx.errors import DeclarationError
 from phalanx.worker.bootstrap import importing
@@ -35,6 +39,19 @@ _CONTROLLER = "verl.single_controller"
 TESTED = "0.9.1"
 #: Modules of verl that the controller uses or replaces.
 _USED = ("protocol", "single_controller", "utils.transferqueue_utils", "plugin.platform")
+#: Package with verl's names, and the modules of verl whose names are in a module of another name there.
+HOME = "phalanx.compat.verl"
+_ELSEWHERE = {
+    "single_controller.ray.megatron": "megatron",
+    "single_controller.base.megatron": "single_controller.base",
+    "single_controller.base.megatron.worker": "single_controller.base.worker",
+    "models": "megatron",
+    "models.llama": "megatron",
+    "models.llama.megatron": "megatron",
+    "models.llama.megatron.layers": "megatron",
+    "utils": "megatron",
+    "utils.megatron_utils": "megatron",
+}
 
 
 class AlreadyImported(DeclarationError, ImportError):
@@ -43,6 +60,47 @@ class AlreadyImported(DeclarationError, ImportError):
 
 class UnfitVerl(DeclarationError, ImportError):
     """The installed verl is missing, too old, too new, broken or imported in part."""
+
+
+def home_of(name: str) -> str | None:
+    """Return the module here with the names of the module ``name`` of verl ("": of verl itself); None if none has."""
+    if name.partition(".")[0] not in ("", "single_controller") and name not in _ELSEWHERE:
+        return None
+    home = f"{HOME}.{_ELSEWHERE.get(name, name)}" if name else HOME
+    try:
+        return home if importlib.util.find_spec(home) is not None else None
+    except ModuleNotFoundError:
+        return None
+
+
+class Redirect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A finder and loader of modules for which ``home_of`` returns another name; None leaves them to other finders."""
+
+    def __init__(self, home_of: Callable[[str], str | None]) -> None:
+        self.home_of = home_of
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec that imports the home module, if there is one."""
+        home = self.home_of(fullname)
+        if home is None:
+            return None
+        found = importlib.util.find_spec(home)
+        is_package = found is not None and found.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, self, loader_state=home, is_package=is_package)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return the home module, imported under its own name."""
+        module = importlib.import_module(str(spec.loader_state))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore the module's own spec, which the import system has replaced by the alias's spec."""
+        alias = module.__spec__
+        if alias is not None and alias.loader is self:
+            module.__spec__ = alias.loader_state
 
 
 def _home_of(fullname: str) -> str | None:
@@ -205,6 +263,22 @@ def carried(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that install the overlay in another process with ``environment``."""
     modules = [name for name in environment.get(HOOK, "").split(",") if name and name != PLUGIN]
     return {ASKED: "1", HOOK: ",".join([PLUGIN, *modules])}
+
+
+def amend_ray_init(mark: str, amend: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Make ``ray.init`` pass its keyword arguments through ``amend``, once for each ``mark``."""
+    import ray
+
+    original = ray.init
+    if hasattr(original, mark):
+        return
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **amend(kwargs))
+
+    setattr(init, mark, True)
+    ray.init = init
 
 
 def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
