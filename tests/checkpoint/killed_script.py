@@ -16,29 +16,29 @@ WIDTH = 100_000  # of a layer, so that a kill may hit a write
 TOLD = "told: "
 
 
-def tell(what: object) -> None:
-    """Print a value with a prefix that separates it from Ray's output."""
-    print(TOLD + json.dumps(what), flush=True)
+def tell(**facts: object) -> None:
+    """Print facts with a prefix that separates them from Ray's output."""
+    print(TOLD + json.dumps(facts), flush=True)
 
 
 def main(address: str, path: str) -> None:
-    """Print the pids of the ranks, then ``[step, rewards]`` after each step, from the last complete step on."""
+    """Print the pids of the ranks, then the rewards of all steps after each step, from the last complete one on."""
     px.init(backend="ray", address=address, log_to_driver=False)
     state = {"scale": torch.Generator().manual_seed(3), "rewards": []}
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
         actor = px.WorkerGroup(pool, Trainer.bind(width=WIDTH, alike=False))
         with px.checkpoint.CheckpointManager(path, {"actor": actor}, state=state, keep=2) as run:
             first = (run.resume() or 0) + 1
-            tell(actor.run(lambda _: os.getpid()))
+            tell(ranks=actor.run(lambda _: os.getpid()))
             for step in range(first, STEPS + 1):
                 scale = torch.rand(1, generator=state["scale"]).item()
                 state["rewards"].append([scale * loss for loss in actor.step()])
-                tell([step, state["rewards"]])
+                tell(rewards=state["rewards"])
                 if step % 2:
                     run.save(step)
                 else:
                     run.save.submit(step)
-    tell("over")
+    tell(over=True)
 
 
 if __name__ == "__main__":

@@ -30,70 +30,55 @@ class Life:
     """One process of the script."""
 
     def __init__(self, path: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            killed_script.__name__,
-            ray.get_runtime_context().gcs_address,
-            str(path),
-        ]
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-m", killed_script.__name__, address, str(path)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.why = ""
-        self.ranks: list[int] = []
-        self.rewards: dict[int, list[float]] = {}
-        self.over = False
+        self.told: dict[str, Any] = {}
 
-    def lines(self) -> Iterator[Any]:
-        """Yield the messages of the process until it ends."""
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield what the process has told after each of its messages, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if not line.startswith(TOLD):
-                continue
-            told = json.loads(line.removeprefix(TOLD))
-            if told == "over":
-                self.over = True
-            elif not self.ranks:
-                self.ranks = told
-            else:
-                self.rewards = dict(enumerate(told[1], start=1))
-            yield told
+            if line.startswith(TOLD):
+                self.told |= json.loads(line.removeprefix(TOLD))
+                yield self.told
         _, self.why = self._process.communicate()
 
     def kill(self, who: str) -> None:
         """Kill the driver or a rank, at once and by force; a driver without its rank ends by itself."""
-        pid = self._process.pid if who == "driver" else self.ranks[int(who)]
+        pid = self._process.pid if who == "driver" else self.told["ranks"][int(who)]
         with contextlib.suppress(ProcessLookupError):  # the process had ended
             os.kill(pid, signal.SIGKILL)
 
 
-def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, list[float]]:
-    """Return the rewards by step of the life that completed; check complete steps after each life."""
+def rewards_of_a_killed_run(path: Path, seed: int) -> list[list[float]]:
+    """Return the rewards of the life that completed; check complete steps after each life."""
     chance = random.Random(seed)
     for number in range(_LIVES):
         life = Life(path)
         after, who = chance.randint(1, 4), chance.choice(["driver", "0", "1"])
         timer = threading.Timer(chance.uniform(0, _LATER_S), life.kill, [who])
-        for count, _ in enumerate(life.lines()):
+        for count, _ in enumerate(life.messages()):
             if count == after and number < _LIVES - 1:
                 timer.start()
         timer.cancel()
         for found in listed(str(path)):
             if found.whole:
                 found.check()
-        if life.over:
-            return life.rewards
+        if "over" in life.told:
+            return life.told["rewards"]
     raise AssertionError(life.why)
 
 
 @pytest.fixture(scope="module")
-def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
+def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
     """The rewards of an undisturbed run."""
     life = Life(tmp_path_factory.mktemp("whole") / "run")
-    for _ in life.lines():
-        pass
-    assert life.over, life.why
-    assert len(life.rewards) == STEPS
-    return life.rewards
+    *_, told = life.messages()
+    assert "over" in told, life.why
+    assert len(told["rewards"]) == STEPS
+    return told["rewards"]
 
 
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -101,8 +86,7 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=SOAK) for seed in (1, *range(3, 32)))])
 def test_a_killed_run_has_the_rewards_of_an_undisturbed_run(
-    seed: int, expected: dict[int, list[float]], tmp_path: Path
+    seed: int, expected: list[list[float]], tmp_path: Path
 ) -> None:
-    assert (
-        rewards_of_a_killed_run(tmp_path / "run", seed) == expected
-    )  # seed 2 kills the driver and both ranks
+    # Seed 2 kills the driver and both ranks.
+    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected
