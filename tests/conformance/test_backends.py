@@ -24,13 +24,11 @@ class Small(px.Worker):
 
     @px.register
     def note(self, value: Any) -> list[Any]:
-        """Return all values so far, in their order."""
         self.calls.append(value)
         return self.calls
 
     @px.register
     def refuse(self) -> None:
-        """Raise."""
         raise ValueError(f"rank {self.rank} refuses")
 
 
@@ -53,13 +51,11 @@ def group(two: px.ResourcePool) -> Iterator[px.WorkerGroup]:
 
 @pytest.fixture(scope="module")
 def direct(group: px.WorkerGroup) -> Backend:
-    """The backend of the group."""
     return group.core.backend
 
 
 @pytest.fixture(scope="module")
 def endpoints(group: px.WorkerGroup) -> Sequence[Endpoint]:
-    """The processes of the group's ranks."""
     return group.core.endpoints
 
 

@@ -30,51 +30,41 @@ class Probe(px.Worker):
 
     def __init__(self, start: float = 0.0) -> None:
         self.value = torch.zeros(2) + self.rank + start
-        self.seen: list[Any] = []
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def add(self, x: float) -> Any:
-        """Add to the value of every rank."""
         self.value += x
         return self.value.clone()
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def overwrite(self, tensor: Any) -> float:
-        """Overwrite the argument on rank 0, and return the sum that this rank sees."""
         if self.rank == 0:
             tensor.fill_(-1.0)
         return float(tensor.sum())
 
     @px.register(px.Dispatch.ROWS)
     def rows(self, batch: Any) -> Any:
-        """Return the rows of this rank."""
-        self.seen.append(batch)
         return batch
 
     @px.register(px.Dispatch.DP_COMPUTE)
     def dealt(self, x: Any) -> Any:
-        """Return this rank and its element of a list."""
         return (self.rank, x)
 
     @px.register(px.Dispatch.ALL_TO_ALL, px.Execute.RANK_ZERO)
     def only_zero(self, x: Any) -> Any:
-        """Return this rank, which is 0, and the argument."""
         return (self.rank, x)
 
     @px.register(px.Dispatch.ONE_TO_ALL, blocking=False)
     def later(self, x: Any) -> Any:
-        """Return the argument, without blocking the caller."""
         return x
 
     @px.register
     async def coroutine(self, x: int) -> int:
-        """Return ``x`` plus the rank, as an async method."""
         await asyncio.sleep(0)
         return x + self.rank
 
     @px.register
     def fail(self, kind: str, rank: int) -> str:
-        """Raise an exception of a kind on one rank."""
         if self.rank != rank:
             return "fine"
         if kind == "unicode":
@@ -87,19 +77,16 @@ class Probe(px.Worker):
 
     @px.register
     def environment(self, name: str) -> str | None:
-        """Return an environment variable of this rank."""
         return os.environ.get(name)
 
     def unregistered(self, x: int) -> int:
-        """Return ``10 * x``. Only a call by name reaches this method."""
         return x * 10
 
 
 @pytest.fixture(scope="module")
 def group(pool: px.ResourcePool) -> Iterator[Any]:
-    group = px.WorkerGroup(pool, Probe.bind(start=1.0))
-    yield group
-    group.close()
+    with px.WorkerGroup(pool, Probe.bind(start=1.0)) as made:
+        yield made
 
 
 def test_a_value_reaches_every_rank_and_ranks_know_their_number_and_world_size(group: Any) -> None:
