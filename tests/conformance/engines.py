@@ -89,11 +89,6 @@ class EngineConformance:
                 with px.ResourcePool([2], use_gpu=False) as pool:
                     yield px.WorkerGroup(pool, MyEngine.bind("path/of/model", weights="policy"))
 
-            @pytest.fixture(scope="class")
-            def source_pool(self):
-                with px.ResourcePool([1], use_gpu=False) as pool:
-                    yield pool
-
     The engine accepts weights named "policy", computes in float32, draws at temperatures 0 and 1, has a context and a
     vocabulary of 64 tokens or more, and no end token. One group is started for all tests of the class, and updated by
     some of them.
@@ -104,8 +99,9 @@ class EngineConformance:
         return Reference(model)
 
     @pytest.fixture(scope="class")
-    def source(self, model: Any, source_pool: px.ResourcePool) -> Any:
-        return px.WorkerGroup(source_pool, Source.bind(copy.deepcopy(model)), name="source")
+    def source(self, model: Any, rollout: Any) -> Iterator[Any]:
+        with px.ResourcePool([1], use_gpu=False, backend=rollout.pool.backend) as pool:
+            yield px.WorkerGroup(pool, Source.bind(copy.deepcopy(model)), name="source")
 
     @pytest.fixture(scope="class")
     def sync(self, source: Any, rollout: Any) -> Iterator[px.WeightSync]:

@@ -54,11 +54,6 @@ class TestPadded(EngineConformance):
                 pool, TransformersRollout.bind(small_llama, weights="policy", seed=0), env=THREADS
             )
 
-    @pytest.fixture(scope="class")
-    def source_pool(self, backend: str) -> Iterator[px.ResourcePool]:
-        with px.ResourcePool([1], use_gpu=False) as pool:
-            yield pool
-
 
 class Numbers:
     """A tokenizer whose texts are numbers with a blank after each."""

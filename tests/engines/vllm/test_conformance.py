@@ -37,11 +37,6 @@ class TestVllm(EngineConformance):
         with pool:
             yield group
 
-    @pytest.fixture(scope="class")
-    def source_pool(self, cluster: None) -> Iterator[px.ResourcePool]:
-        with px.ResourcePool([1], use_gpu=False) as pool:
-            yield pool
-
     def test_a_closed_engine_leaves_nothing(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
         (place,) = (urlparse(endpoint.url) for endpoint in px.engines.endpoints(rollout))
         host, port = place.hostname or "", place.port or 0
