@@ -495,9 +495,7 @@ def test_lengths_must_be_one_finite_number_for_each_row() -> None:
                 assert batch.value()["x"] == ["long", "short"]
 
 
-def test_a_restored_channel_has_waiting_and_taken_items_with_their_lengths(
-    producers: px.WorkerGroup,
-) -> None:
+def test_a_restored_channel_has_waiting_and_taken_items_with_their_lengths(producers: px.WorkerGroup) -> None:
     with px.Channel(name="saved", lengths=first_numbers) as channel:
         producers[0].produce(channel, 3, LARGE)
         with channel.take_rows(1, WITHIN):

@@ -204,9 +204,7 @@ def test_a_waiting_put_is_in_the_stall_report_and_ends_with_capacity_or_with_its
             group[0].put_twice.options(timeout=1.0)(channel)
 
 
-def test_any_skips_a_busy_rank_and_items_that_a_failed_call_took_are_requeued(
-    pool: px.ResourcePool,
-) -> None:
+def test_any_skips_a_busy_rank_and_items_that_a_failed_call_took_are_requeued(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool, Putter) as group, px.Channel(1, backend="ray") as channel:
         for busy in (0, 1, 0):
             future = group[busy].put_twice.submit(channel)

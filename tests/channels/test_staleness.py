@@ -65,9 +65,7 @@ def test_an_event_loop_leases_puts_and_takes_rows(staleness: px.StalenessManager
     assert staleness.stats.rows.trained == 4
 
 
-def test_rows_of_a_failed_block_or_put_are_dropped_with_their_reason(
-    staleness: px.StalenessManager,
-) -> None:
+def test_rows_of_a_failed_block_or_put_are_dropped_with_their_reason(staleness: px.StalenessManager) -> None:
     with pytest.raises(KeyError), staleness.lease(3) as lease:
         assert lease.accept(1, lease.version) == (0,)
         raise KeyError("filtered")
@@ -223,9 +221,7 @@ def test_rows_that_become_stale_during_their_put_are_not_delivered(backend: str)
     assert (staleness.stats.lags, staleness.stats.dropped) == ({0: 4}, {"stale": 2})
 
 
-def test_requeued_rows_return_their_quota_when_dropped_and_are_dropped_when_stale(
-    backend: str,
-) -> None:
+def test_requeued_rows_return_their_quota_when_dropped_and_are_dropped_when_stale(backend: str) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
     with px.Channel() as channel, staleness.lease(4) as lease:
         lease.put(channel, [1, 2], 0)

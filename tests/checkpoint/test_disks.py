@@ -44,10 +44,8 @@ def test_a_full_disk_raises_an_error_keeps_the_previous_step_and_leaves_no_parti
 
     with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
         px.save.submit(group, small_disk, step=2).result(60)
-    for elements in (
-        2_000_000,
-        600_000,
-    ):  # of the smaller model, the disk can hold a step, but not the files too
+    # Of the smaller model, the disk can hold a step, but not the files too.
+    for elements in (2_000_000, 600_000):
         group.put([{"w": torch.ones(elements)}] * 2)
         with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
             px.save(group, small_disk / "model", format="hugging face")

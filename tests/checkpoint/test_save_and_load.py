@@ -272,9 +272,8 @@ def test_a_full_disk_leaves_the_previous_step_complete(
 
 @pytest.mark.slow_on_cluster
 def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path: Path) -> None:
-    url = (
-        f"local://{tmp_path}/run"  # a store like any other, to which every process of this machine has access
-    )
+    # A store like any other, to which every process of this machine has access.
+    url = f"local://{tmp_path}/run"
     group = px.WorkerGroup(two, Rows)
     px.save.submit(group, url, step=1).result(60)
     px.save(group, url, step=2, keep=1)

@@ -81,13 +81,7 @@ def test_a_value_that_cannot_be_saved_is_named(
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "\udcff" * 5,
-        Counter("aab"),
-        defaultdict(list, a=[1]),
-        OrderedDict(b=1, a=2),
-        {"b": np.float64(3)},
-    ],
+    ["\udcff" * 5, Counter("aab"), defaultdict(list, a=[1]), OrderedDict(b=1, a=2), {"b": np.float64(3)}],
     ids=range(5),
 )
 def test_values_are_loaded_with_their_type_and_order(

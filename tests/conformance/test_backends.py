@@ -85,14 +85,8 @@ def test_killed_processes_are_dead_with_a_reason_and_can_be_killed_again(
         assert direct.kill(killed) == direct.kill(killed) == ()
         after = direct.dead_of(killed), direct.inspect(killed, stacks=False)
         assert direct.post_mortem(killed[0], None).reason
-    assert (before[0], [status.reachable and not status.gone for status in before[1]]) == (
-        [],
-        [True, True],
-    )
-    assert (after[0], [status.gone and not status.reachable for status in after[1]]) == (
-        [0, 1],
-        [True, True],
-    )
+    assert (before[0], [status.reachable and not status.gone for status in before[1]]) == ([], [True, True])
+    assert (after[0], [status.gone and not status.reachable for status in after[1]]) == ([0, 1], [True, True])
 
 
 def test_calls_run_in_order_and_a_finished_call_keeps_its_output_when_cancelled(

@@ -29,9 +29,7 @@ def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: Modul
     assert advantages[2:].tolist() == [0.0, 0.0]
 
 
-def test_a_question_is_digits_between_two_marks_and_its_reward_the_fraction_copied(
-    grpo: ModuleType,
-) -> None:
+def test_a_question_is_digits_between_two_marks_and_its_reward_the_fraction_copied(grpo: ModuleType) -> None:
     questions = grpo.ask(5, 4, torch.Generator().manual_seed(0))
     assert questions.shape == (5, 6)
     assert questions[:, 0].eq(grpo.BEGIN).all() and questions[:, -1].eq(grpo.END).all()
