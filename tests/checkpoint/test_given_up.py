@@ -7,7 +7,6 @@ import io
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,6 +23,7 @@ from phalanx.checkpoint.save_future import finish_open_saves as end_of_process
 from phalanx.checkpoint.steps import listed
 from phalanx.display import progress
 from tests.checkpoint.save_workers import Bag, Rows
+from tests.support.fault_workers import within
 
 WITHIN = 60.0
 
@@ -60,10 +60,7 @@ def late(run: Path, fails: str = "") -> Callable[[str], None]:
     def before(path: str) -> None:
         if fails and fails in path:
             raise OSError("no such luck")
-        until = time.monotonic() + WITHIN
-        while list(run.rglob(writing.CONTINUE)):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        assert within(WITHIN, lambda: not list(run.rglob(writing.CONTINUE)))
         Path(path).write_bytes(b"late")
 
     return before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import phalanx as px
 from phalanx.engines import SamplingParams
 from tests.engines.counting import CountingEngine
+from tests.support.fault_workers import within
 
 LINE = re.compile(r'ray_phalanx_engine_(\w+)\{.*\brank="([^"]*)".*\} (\S+)')
 NAMES = {"tokens_per_second", "running", "waiting", "cache_use", "tokens", "weights_version"}
@@ -39,11 +39,7 @@ def test_ray_publishes_the_metrics_of_each_engine(ray_cluster: None) -> None:
         group = px.WorkerGroup(pool, CountingEngine, name="published")
         group.generate([[20], [30], [40], [50]], SamplingParams(max_tokens=8))
         wanted = {f"published rank {rank}" for rank in range(2)}
-        until = time.monotonic() + 60
+        assert within(60, lambda: [published(url).get(rank, {}).get("tokens") for rank in wanted] == [16, 16])
         found = published(url)
-        while [found.get(rank, {}).get("tokens") for rank in wanted] != [16, 16] and time.monotonic() < until:
-            time.sleep(0.5)
-            found = published(url)
 
-    assert {rank: set(found.get(rank, ())) for rank in wanted} == dict.fromkeys(wanted, NAMES)
-    assert [found[rank]["tokens"] for rank in wanted] == [16, 16]
+    assert {rank: set(found[rank]) for rank in wanted} == dict.fromkeys(wanted, NAMES)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.examples.loading import FOLDER, loaded
 from tests.examples.test_examples import final_reward
+from tests.support.fault_workers import within
 from tests.support.scripts import run
 
 SCRIPT, WITHIN = FOLDER / "grpo_async.py", 60.0
@@ -66,8 +66,7 @@ def test_questions_with_stale_answers_are_asked_again(
         rows = answered(groups, settings, asked)
         if not late:
             late.append(rows)
-            while staleness.version < 3:
-                time.sleep(0.001)
+            assert within(WITHIN, lambda: staleness.version >= 3)
         return rows
 
     monkeypatch.setattr(example, "answered", slow_at_first)
@@ -83,15 +82,9 @@ def test_the_next_batch_is_generated_during_training(
 ) -> None:
     answered, generated, steps = example.answered, list[int](), list[None]()
 
-    def wait(condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + WITHIN
-        while not condition():
-            assert time.monotonic() < limit
-            time.sleep(0.001)
-
     def noted(groups: object, settings: object, asked: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Begin to generate a batch once the step on the batch before has begun."""
-        wait(lambda: len(steps) >= int(asked["row"][0]) // 16)
+        assert within(WITHIN, lambda: len(steps) >= int(asked["row"][0]) // 16)
         rows = answered(groups, settings, asked)
         generated.append(len(rows["row"]))
         return rows
@@ -103,7 +96,7 @@ def test_the_next_batch_is_generated_during_training(
         def update_late(batch: object, reference: object) -> object:
             """Train once there are answers of the next batch."""
             steps.append(None)
-            wait(lambda: len(steps) == 4 or sum(generated) > len(steps) * 16)
+            assert within(WITHIN, lambda: len(steps) == 4 or sum(generated) > len(steps) * 16)
             return update(batch, reference)
 
         groups.trainer.actor.__dict__["update"] = update_late
