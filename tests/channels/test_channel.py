@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -254,11 +255,8 @@ def test_a_cancelled_get_takes_nothing(channel: px.Channel) -> None:
 def test_the_item_of_an_interrupted_put_is_dropped_and_counted(
     channel: px.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("phalanx.channels.hub_client.PendingRequest._wait", interrupted)
+        patch.setattr("phalanx.channels.hub_client.PendingRequest._wait", Mock(side_effect=KeyboardInterrupt))
         channel.put(torch.zeros(LARGE))
     channel.put("next")
     assert channel.get(WITHIN) == "next"

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,12 +115,8 @@ def test_a_claim_that_another_driver_has_released_is_lost_for_this_step_only(url
 def test_a_claim_that_cannot_be_released_leaves_the_step_complete(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = StepWriter(url, 1)
-
-    def unreachable(self: Storage, name: str) -> None:
-        raise px.checkpoint.CheckpointError("no route to host")
-
-    monkeypatch.setattr(Storage, "remove", unreachable)
+    writer, unreachable = StepWriter(url, 1), px.checkpoint.CheckpointError("no route to host")
+    monkeypatch.setattr(Storage, "remove", Mock(side_effect=unreachable))
 
     with pytest.warns(UserWarning, match="not released: no route to host"):
         assert writer.commit().number == 1

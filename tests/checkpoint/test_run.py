@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -278,9 +279,7 @@ def test_a_run_stays_at_its_path_if_the_working_directory_changes(
 def test_an_error_of_the_block_replaces_the_error_of_the_pending_save(
     group: px.WorkerGroup, path: str
 ) -> None:
-    def fail() -> Any:
-        raise px.GroupClosed("closed before step 1 was written", group="model")
-
+    fail = Mock(side_effect=px.GroupClosed("closed before step 1 was written", group="model"))
     with pytest.raises(KeyError), px.checkpoint.CheckpointManager(path, {"model": group}) as run:
         run._pending = SaveFuture(fail, "save of step 1", threading.Event())
         raise KeyError

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -254,13 +254,10 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
 def test_a_full_disk_leaves_the_previous_step_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Any, data: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, Rows)
         px.save(group, tmp_path, step=1)
-        monkeypatch.setattr(DirectFile, "write", refuse)
+        monkeypatch.setattr(DirectFile, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
 
         for save in (px.save, lambda *given, step: px.save.submit(*given, step=step).result(60)):
             with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):

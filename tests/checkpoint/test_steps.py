@@ -7,6 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,11 +25,8 @@ def steps(path: Path) -> list[tuple[int, bool]]:
 def test_an_interrupt_while_old_steps_are_removed_keeps_all_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(step: Step) -> None:
-        raise KeyboardInterrupt
-
     saved(tmp_path, 1)
-    monkeypatch.setattr(Step, "remove", interrupted)
+    monkeypatch.setattr(Step, "remove", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         saved(tmp_path, 2, keep=1)
     monkeypatch.undo()
@@ -177,13 +175,12 @@ def test_an_error_of_a_store_library_becomes_a_checkpoint_error_with_advice(
     class NoCredentialsError(Exception):
         pass
 
-    def refuse(*given: Any, **options: Any) -> None:
-        raise NoCredentialsError("Unable to locate credentials")
-
     url = f"memory://{secrets.token_hex(4)}/run"
     place: Any = Storage(url)
     with writing(url, 1) as writer:
-        monkeypatch.setattr(type(place._files), fails, refuse)
+        monkeypatch.setattr(
+            type(place._files), fails, Mock(side_effect=NoCredentialsError("Unable to locate"))
+        )
         with pytest.raises(
             px.checkpoint.CheckpointError, match=r"NoCredentialsError: Unable to locate.*permissions"
         ):

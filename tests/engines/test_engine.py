@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -253,16 +254,13 @@ def test_a_pause_with_wait_returns_after_running_answers_and_starts_no_others() 
 def test_an_error_of_the_runner_fails_all_running_calls_but_no_later_call(
     monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    def broken(*_: object) -> None:
-        raise ArithmeticError("the kernel is broken")
-
     async def made() -> list[object]:
         calls = [engine.generate([[20]], SamplingParams(max_tokens=count)) for count in (1, 9)]
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
 
     engine = CountingEngine()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.machine, fails, broken)
+        patch.setattr(engine.machine, fails, Mock(side_effect=ArithmeticError("the kernel is broken")))
         errors = asyncio.run(made())
         engine.machine.answers.clear()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -287,10 +288,7 @@ def test_an_engine_with_several_accelerators_uses_processes_instead_of_actors(
 
 
 def test_a_failed_start_ends_the_thread_of_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(*_: Any) -> None:
-        raise ValueError("no such model")
-
-    monkeypatch.setattr(VllmRunner, "_start", start)
+    monkeypatch.setattr(VllmRunner, "_start", AsyncMock(side_effect=ValueError("no such model")))
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
     with pytest.raises(ValueError, match="no such model"):
         VllmRunner("model", {}, None, seeds=False)
