@@ -70,11 +70,6 @@ class Consumer(px.Worker):
         with channel.take_rows(rows, WITHIN) as batch:
             return batch["x"][:, 0].tolist()
 
-    @px.register
-    def hold(self, channel: px.Channel, count: int) -> int:
-        self.taken = channel.take(count, WITHIN)
-        return len(self.taken)
-
 
 @pytest.fixture(scope="module")
 def producers(pool: px.ResourcePool) -> px.WorkerGroup:
@@ -347,7 +342,7 @@ def test_unacknowledged_items_of_a_killed_consumer_are_requeued_in_order(
 ) -> None:
     with px.WorkerGroup(pool[2:3], Consumer) as group:
         channel.put_many(range(4))
-        group.hold(channel, 2)
+        group.run(lambda worker, source: setattr(worker, "taken", source.take(2, WITHIN)), channel)
         assert len(channel) == 2
         faults.kill(group, 0)
         assert channel.take(4, WITHIN).value() == [0, 1, 2, 3]

@@ -24,11 +24,6 @@ class Generator(px.Worker):
         with staleness.lease(rows, WITHIN) as lease:
             return lease.put(channel, {"x": torch.full((rows, width), float(self.rank))}, lease.version)
 
-    @px.register
-    def begin_and_stay(self, staleness: px.StalenessManager, rows: int) -> int:
-        self.lease = staleness.lease(rows, WITHIN)
-        return self.lease.rows
-
 
 @pytest.fixture
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
@@ -108,7 +103,7 @@ def test_a_lease_beyond_the_allowed_lag_waits_for_other_leases_or_the_trainer(
 def test_rows_of_a_killed_rank_return_their_quota(
     group: px.WorkerGroup, staleness: px.StalenessManager
 ) -> None:
-    group.begin_and_stay(staleness, 4)
+    group.run(lambda worker, source: setattr(worker, "lease", source.lease(4, WITHIN)), staleness)
     faults.kill(group, 1)
     with staleness.lease(4, WITHIN) as lease:
         lease.drop(4, "only looking")
