@@ -9,58 +9,50 @@ import pytest
 import torch
 
 import phalanx as px
-from tests.weights.weight_workers import same
+from tests.weights.weight_workers import NAME, Accepter, Publisher, same
 
 SOAK_ON_RAY = True
 
 ROWS = 1 << 16
 
 
-class Trainer(px.Worker):
-    """Publishes fp32 masters, and changes a share of their elements."""
-
-    def __init__(self) -> None:
-        self.weights = {"w": torch.arange(ROWS * 2, dtype=torch.float32).view(ROWS, 2), "b": torch.zeros(7)}
-        self.publish_weights("policy", self.weights)
-
-    @px.register
-    def change(self, share: float, seed: int) -> None:
-        random = torch.Generator().manual_seed(seed)
-        for one in self.weights.values():
-            one[torch.rand(one.shape, generator=random) < share] *= -1.5
-
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.bfloat16() for name, one in self.weights.items()}
+def masters(_: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.arange(ROWS * 2, dtype=torch.float32).view(ROWS, 2), "b": torch.zeros(7)}
 
 
-class Generator(px.Worker):
-    """Accepts the weights as bfloat16."""
+def zeros(rank: int) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(one).bfloat16() for name, one in masters(rank).items()}
 
-    def __init__(self) -> None:
-        self.weights = {"w": torch.zeros(ROWS, 2, dtype=torch.bfloat16), "b": torch.zeros(7).bfloat16()}
-        self.accept_weights("policy", self.weights)
 
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return self.weights
+def change(worker: Any, share: float, seed: int) -> None:
+    """Change a share of the elements of the masters."""
+    random = torch.Generator().manual_seed(seed)
+    for one in worker.model.values():
+        one[torch.rand(one.shape, generator=random) < share] *= -1.5
+
+
+def values(worker: Any) -> dict[str, torch.Tensor]:
+    return {name: one.bfloat16() for name, one in worker.model.items()}
 
 
 @pytest.fixture
 def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
-    with px.WorkerGroup(pool[0:2], Trainer) as trainer, px.WorkerGroup(pool[2:4], Generator) as generator:
+    with (
+        px.WorkerGroup(pool[0:2], Publisher.bind(masters)) as trainer,
+        px.WorkerGroup(pool[2:4], Accepter.bind(zeros)) as generator,
+    ):
         yield trainer, generator
 
 
 @pytest.fixture
 def sync(groups: Any) -> Iterator[px.WeightSync]:
     # Inline, ranks copy from storage to storage, and accept the options of other transports.
-    with px.WeightSync(*groups, "policy", delta=True, bucket_bytes=1 << 16, verify="full") as made:
+    with px.WeightSync(*groups, NAME, delta=True, bucket_bytes=1 << 16, verify="full") as made:
         yield made
 
 
 def is_synced(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
-    return all(map(same, trainer.values(), generator.values()))
+    return all(map(same, trainer.run(values), generator.run(values)))
 
 
 @pytest.mark.slow_on_cluster
@@ -72,12 +64,12 @@ def test_deltas_arrive_bit_for_bit_and_explain_names_the_memory_they_need(
     assert "cast at the source: float32 to bfloat16 (2 tensors)" in explained
     assert ("the sources keep one more copy of what they send" in explained) == (backend == "ray")
     for seed, share in enumerate((0.0, 0.01, 0.5, 1.0)):
-        trainer.change(share, seed)
+        trainer.run(change, share, seed)
         sync()
         assert is_synced(*groups)
-    trainer.change(0.1, 5)
+    trainer.run(change, 0.1, 5)
     first = sync.submit()  # the next sync does not wait for it
-    trainer.change(0.1, 6)
+    trainer.run(change, 0.1, 6)
     second = sync.submit()
     assert (first.result().number, second.result().number) == (5, 6)
     assert is_synced(*groups)
@@ -89,20 +81,20 @@ def test_one_percent_of_changes_sends_at_most_3_5_percent_and_after_another_sync
 ) -> None:
     trainer, generator = groups
     everything = sync().wire_bytes
-    trainer.change(0.01, 0)
+    trainer.run(change, 0.01, 0)
     changed = sync()
     assert changed.nbytes == 2 * (ROWS * 2 + 7) * 2
     # ranks of one process copy: nothing is on the way
     assert changed.wire_bytes <= (0.035 if backend == "ray" else 1) * everything
 
-    trainer.change(0.3, 1)
-    with px.WeightSync(trainer, generator, "policy") as other:
+    trainer.run(change, 0.3, 1)
+    with px.WeightSync(trainer, generator, NAME) as other:
         other()
-    trainer.change(0.01, 2)
+    trainer.run(change, 0.01, 2)
     assert sync().wire_bytes == everything
     assert is_synced(*groups)
 
     generator.restart()
-    trainer.change(0.01, 3)
+    trainer.run(change, 0.01, 3)
     assert sync().wire_bytes == everything
     assert is_synced(*groups)

@@ -110,13 +110,3 @@ def test_unknown_names_of_weights_are_refused_with_the_known_names() -> None:
     both = groups(px.colocate({"actor": Actor, "rollout": Rollout}))
     with both as (one,), pytest.raises(px.DeclarationError, match=r"\.actor, rank 0: .*accept_weights"):
         px.WeightSync(one.actor, one.actor, NAME)()
-
-
-def test_a_sync_to_a_closed_group_raises_group_closed() -> None:
-    with linked(Actor, Rollout) as (_, target, sync):
-        sync()
-        target.close()
-
-        with pytest.raises(px.GroupClosed):
-            sync()
-        sync.close()

@@ -11,35 +11,28 @@ import pytest
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, linked, same
+from tests.weights.weight_workers import NAME, Actor, Fussy, Rollout, linked, same
 
 SLOW_ON_RAY = True
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 
-class Slow(Loading):
-    """Loads weights, and waits in a load while it is held."""
+class Slow(Fussy):
+    """Waits in a load while it is held."""
 
     def __init__(self) -> None:
         super().__init__()
         self.go_on = threading.Event()
         self.go_on.set()
-        self.fails = False
 
     def loaded(self) -> None:
-        if self.fails:
-            raise ValueError("no room")
+        super().loaded()
         while not self.go_on.wait(0.02):
             pass
 
     @px.register(needs_weights=False)
-    def hold(self) -> None:
-        self.go_on.clear()
-
-    @px.register(needs_weights=False)
-    def fail(self, fails: bool) -> None:
-        self.fails = fails
-        self.go_on.set()
+    def hold(self, holds: bool) -> None:
+        (self.go_on.clear if holds else self.go_on.set)()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +79,7 @@ def test_a_future_can_be_awaited_but_not_passed_to_a_call(sync: px.WeightSync, b
 
 
 def test_a_failed_future_raises_each_time_it_is_read_or_awaited(sync: px.WeightSync, both: Both) -> None:
-    both[1].fail(True)
+    both[1].refuse(True)
     future = sync.submit()
 
     async def driver() -> None:
@@ -96,7 +89,7 @@ def test_a_failed_future_raises_each_time_it_is_read_or_awaited(sync: px.WeightS
         with pytest.raises(ValueError, match="no room"):
             ask()
     assert isinstance(future.exception(), ValueError)
-    both[1].fail(False)
+    both[1].refuse(False)
     assert sync().number > 1
     assert same(both[1].values()[0], both[0].values()[0])
 
@@ -106,7 +99,7 @@ def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_tor
 ) -> None:
     if backend != "ray":
         pytest.skip("a sync in this process is over when it was submitted")
-    both[1].hold()
+    both[1].hold(True)
     future = sync.submit()
     for wait, seconds in ((future.result, 0.5), (future.exception, 0.1), (future.result, -0.1)):
         with pytest.raises(px.CallTimeout):
@@ -120,7 +113,7 @@ def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_tor
     assert px.weights.status(both[1], NAME)[0].status == "torn"
     with pytest.raises(px.weights.WeightsTorn):
         both[1].values()
-    both[1].fail(False)
+    both[1].hold(False)
     sync()
     assert same(both[1].values()[0], both[0].values()[0])
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,38 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 import phalanx as px
 from phalanx.weights import buckets as true
 from phalanx.weights import weight_ends
 from phalanx.weights.buckets import BucketSlot
-from tests.support.fault_workers import is_there, taking_less_than, within
+from tests.support.fault_workers import taking_less_than, within
 from tests.weights.weight_workers import NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROWS = 64
-SYNCING = """
-import os, sys, time
-import torch
-import phalanx as px
-
-class Source(px.Worker):
-    def __init__(self):
-        self.publish_weights("w", {"w": torch.ones(1 << 20)})
-
-class Target(px.Worker):
-    def __init__(self):
-        self.accept_weights("w", {"w": torch.zeros(1 << 20)})
-
-px.init(backend="ray", address=sys.argv[1], log_to_driver=False)
-pool = px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}")
-groups = px.WorkerGroup(pool[0:1], Source), px.WorkerGroup(pool[1:2], Target)
-px.WeightSync(*groups, "w")()
-print(*(pid for group in groups for pid in group.run(lambda _: os.getpid())), flush=True)
-time.sleep(600)
-"""
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 
@@ -295,44 +272,3 @@ def test_a_source_frees_its_segments_after_its_target_is_closed(both: Both) -> N
         with pytest.raises(px.GroupClosed):
             sync()
     assert within(5, lambda: segments(source) == [0, 0])
-
-
-def test_no_process_or_segment_is_left_5_s_after_the_driver_was_killed() -> None:
-    shared = set(os.listdir("/dev/shm"))
-    address = ray.get_runtime_context().gcs_address
-    driver = subprocess.Popen([sys.executable, "-c", SYNCING, address], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    ranks = [int(pid) for pid in driver.stdout.readline().split()]
-
-    driver.kill()
-    driver.communicate()
-
-    assert len(ranks) == 2
-    assert within(5, lambda: not any(map(is_there, ranks)))
-    assert set(os.listdir("/dev/shm")) <= shared
-
-
-class Messenger(px.Worker):
-    """Another driver, which calls a group through a view."""
-
-    @px.register
-    def ask(self, group: px.WorkerGroup) -> str:
-        try:
-            group.arrived()
-        except px.weights.WeightsTorn as error:
-            return type(error).__name__
-        return "arrived"
-
-
-def test_torn_weights_stop_calls_of_other_drivers(
-    both: Both,
-) -> None:
-    source, target = both
-    with syncing(source, target) as sync:
-        sync()
-        with px.ResourcePool([1], use_gpu=False) as apart:
-            messenger = px.WorkerGroup(apart, Messenger)
-            assert messenger.ask(target) == ["arrived"]
-            target.restart()
-
-            assert messenger.ask(target)[0].endswith("WeightsTorn]")

@@ -56,21 +56,6 @@ def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close
             use()
 
 
-def test_a_sync_works_after_a_restart_of_either_side(sync: px.WeightSync, both: Both) -> None:
-    actor, rollout = both
-    number = sync().number
-    rollout.restart()
-    with pytest.raises(px.weights.WeightsTorn, match="restarted after"):
-        rollout.values()
-    assert sync().number == number + 1
-    actor.restart()
-    actor.train()
-    version = sync()
-
-    assert version.number == number + 2
-    assert all(same(one, actor.values()[0]) for one in rollout.values())
-
-
 def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
     sync: px.WeightSync, both: Both
 ) -> None:
@@ -83,14 +68,3 @@ def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
 
     assert [before.result(), after.result()] == [[number] * 2, [number + 1] * 2]
     assert version.result().number == number + 1
-
-
-def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
-    sync: px.WeightSync, both: Both
-) -> None:
-    both[0].run(lambda actor: setattr(actor, "steps", "three"))
-    with pytest.raises(ValueError, match="three"):
-        sync()
-
-    both[0].run(lambda actor: setattr(actor, "steps", 3))
-    assert sync().step == 3

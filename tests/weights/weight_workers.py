@@ -74,6 +74,20 @@ class Loading(Rollout):
         """Run after each load. Tests override this method."""
 
 
+class Fussy(Loading):
+    """Loads weights, or fails in a load while it refuses them."""
+
+    refuses = False
+
+    def loaded(self) -> None:
+        if self.refuses:
+            raise ValueError("no room")
+
+    @px.register(needs_weights=False)
+    def refuse(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+
 class Publisher(px.Worker):
     """Publishes the weights that ``make`` returns for its rank."""
 
