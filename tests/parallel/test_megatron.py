@@ -1,4 +1,7 @@
-"""Megatron behind a mesh-aware call: forward and backward equal one process, in any layout of the ranks."""
+"""Megatron behind a mesh-aware call: forward and backward equal one process, in any layout of the ranks.
+
+A rank that is killed in a step and replaced changes no loss.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 import phalanx as px
 from phalanx.parallel.megatron import MegatronWorker, MegatronWorkerGroup, ParallelLlamaMLP, parallel_state
 from phalanx.parallel.mlp import LlamaMLP, join_shards
+from tests.members.killed_trainers import Fragile
 
 HIDDEN, INTERMEDIATE = 256, 704
 X_SHAPE = (8, 4, HIDDEN)  # sequence, batch, hidden
@@ -122,3 +126,55 @@ def test_forward_and_backward_equal_one_process(group: MegatronWorkerGroup, tp: 
 def test_a_tp_size_that_does_not_divide_the_ranks_is_refused(group: MegatronWorkerGroup) -> None:
     with pytest.raises(px.RemoteCallError, match=r"tp=3.*4 ranks.*must divide"):
         group.form(3, 1)
+
+
+WIDTH, STEPS, AT = 32, 4, 2
+
+
+class Trainer(Fragile, MegatronWorker):
+    """Two layers sharded over tp, with gradients summed over dp."""
+
+    def __init__(self, tp: int) -> None:
+        device = self.init_model_parallel(tp=tp)
+        config = self.model_parallel_config()
+        self.model = torch.nn.Sequential(
+            *(ParallelLlamaMLP(WIDTH, 2 * WIDTH, config, init_std=0.2) for _ in range(2))
+        ).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
+        torch.manual_seed(parallel_state().get_data_parallel_rank())
+
+    def train(self, ids: torch.Tensor) -> float:
+        loss = self.model(torch.randn(4, 2, WIDTH)).square().mean()
+        loss.backward()
+        for parameter in self.model.parameters():
+            torch.distributed.all_reduce(parameter.grad, group=parallel_state().get_data_parallel_group())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+@pytest.fixture(scope="module")
+def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
+    with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
+        before = group.pid()
+        for step in range(AT):
+            group.step(step)
+        px.snapshot(group)
+        went_on = [group.step(step) for step in range(STEPS)]
+        px.restore(group)
+        group.arm(1, went_on[0][1][1] // 2)
+        with pytest.raises(px.WorkerDiedError):
+            group.step(0)
+
+        assert px.replace_ranks(group) == (1,)
+
+        assert [group.step(step) for step in range(STEPS)] == went_on
+        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
+        assert group.mesh().size("tp") == tp

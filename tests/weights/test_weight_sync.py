@@ -1,23 +1,44 @@
-"""Syncs of weights from a trainer to a rollout."""
+"""Syncs from a trainer to a rollout, and their futures, which behave like futures of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import pytest
 
 import phalanx as px
-from tests.weights.weight_workers import NAME, Actor, Rollout, same
+from phalanx.testing import faults
+from tests.weights.weight_workers import NAME, Actor, Fussy, Rollout, linked, same
 
 SLOW_ON_RAY = True
-
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
+
+
+class Slow(Fussy):
+    """Waits in a load while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def loaded(self) -> None:
+        super().loaded()
+        while not self.go_on.wait(0.02):
+            pass
+
+    @px.register(needs_weights=False)
+    def hold(self, holds: bool) -> None:
+        (self.go_on.clear if holds else self.go_on.set)()
 
 
 @pytest.fixture(scope="module")
 def both(backend: str) -> Iterator[Both]:
     with px.ResourcePool([3], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:3], Rollout)
+        yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:3], Slow)
 
 
 @pytest.fixture
@@ -68,3 +89,101 @@ def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
 
     assert [before.result(), after.result()] == [[number] * 2, [number + 1] * 2]
     assert version.result().number == number + 1
+
+
+def test_a_future_returns_the_same_version_each_time_and_can_be_gathered_with_calls(
+    sync: px.WeightSync, both: Both
+) -> None:
+    future = sync.submit()
+    version, values = px.gather(future, both[0].values.submit())
+
+    assert future.result(60) is future.result() is version
+    assert future.done() and not future.cancelled()
+    assert future.exception() is None
+    assert len(values[0]) == 4
+
+
+def test_a_future_can_be_awaited_but_not_passed_to_a_call(sync: px.WeightSync, both: Both) -> None:
+    def number_of(_: Actor, version: px.weights.WeightsVersion) -> int:
+        return version.number
+
+    async def driver() -> tuple[int, int]:
+        first = await sync.submit()
+        future = sync.submit()
+        return first.number, (await future).number
+
+    first, second = asyncio.run(driver())
+    both[0].train()
+    future = sync.submit()
+
+    assert second == first + 1
+    with pytest.raises(px.DeclarationError, match=r"pass its result\(\)"):
+        both[0].run(number_of, future)
+    assert both[0].run(number_of, future.result()) == [second + 1]
+
+
+def test_a_failed_future_raises_each_time_it_is_read_or_awaited(sync: px.WeightSync, both: Both) -> None:
+    both[1].refuse(True)
+    future = sync.submit()
+
+    async def driver() -> None:
+        await future
+
+    for ask in (future.result, future.result, lambda: asyncio.run(driver())):
+        with pytest.raises(ValueError, match="no room"):
+            ask()
+    assert isinstance(future.exception(), ValueError)
+    both[1].refuse(False)
+    assert sync().number > 1
+    assert same(both[1].values()[0], both[0].values()[0])
+
+
+def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_torn_weights(
+    sync: px.WeightSync, both: Both, backend: str
+) -> None:
+    if backend != "ray":
+        pytest.skip("a sync in this process is over when it was submitted")
+    both[1].hold(True)
+    future = sync.submit()
+    for wait, seconds in ((future.result, 0.5), (future.exception, 0.1), (future.result, -0.1)):
+        with pytest.raises(px.CallTimeout):
+            wait(seconds)
+        assert not future.done()
+
+    assert future.cancel()
+    assert future.cancelled()
+    with pytest.raises(px.CallCancelled):
+        future.result()
+    assert px.weights.status(both[1], NAME)[0].status == "torn"
+    with pytest.raises(px.weights.WeightsTorn):
+        both[1].values()
+    both[1].hold(False)
+    sync()
+    assert same(both[1].values()[0], both[0].values()[0])
+
+
+class Restarted(Rollout):
+    """Runs functions of a test in its constructor."""
+
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        for act in self.meanwhile:
+            act()
+
+
+def test_the_future_of_a_target_that_is_restarted_has_an_error_of_a_lost_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[BaseException | None] = []
+    with linked(Actor, Restarted) as (_, target, sync):
+        sync()
+        faults.kill(target, 0)
+        future = sync.submit()
+        monkeypatch.setattr(Restarted, "meanwhile", [lambda: errors.append(future.exception())])
+        target.restart()
+
+    (error,) = errors
+    assert isinstance(error, px.PhalanxError)
+    assert error.lost
