@@ -18,6 +18,7 @@ from phalanx.compat.verl.single_controller.base.decorator import (
     register,
 )
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from phalanx.compat.verl.single_controller.ray.group import PayloadEncoder
 from phalanx.errors import RemoteCallError, WorkerInitError
 
 
@@ -208,3 +209,14 @@ def test_an_error_of_a_constructor_is_raised_when_the_group_is_created(ray_clust
         RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(cls=Broken))
 
     assert isinstance(raised.value, WorkerInitError)
+
+
+def test_large_arguments_count_for_each_rank_and_once_for_the_store() -> None:
+    payloads, megabyte = PayloadEncoder(), 1 << 20
+    large, small, plain = torch.zeros(megabyte, dtype=torch.uint8), torch.zeros(8), 3
+    for value in (large, large, small, plain):
+        payloads.of(value, shared=False)
+
+    assert megabyte <= payloads.nbytes([large, plain]) < megabyte + 4096
+    assert 32 <= payloads.nbytes([small]) < 4096
+    assert megabyte <= payloads.stored < megabyte + 4096  # once, without the small values
