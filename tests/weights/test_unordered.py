@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -46,26 +46,19 @@ class Engine(px.Worker):
         return {name: one.detach() for name, one in self.model.named_parameters()}
 
 
-@pytest.fixture(scope="module")
-def source(ray_cluster: None) -> Iterator[Any]:
-    with px.ResourcePool([1], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, Actor)
-
-
-@pytest.fixture(scope="module")
-def engine(ray_cluster: None) -> Iterator[Any]:
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, Engine, max_concurrency=16)
-
-
 @pytest.mark.slow
-def test_concurrent_syncs_are_applied_in_order(source: Any, engine: Any) -> None:
-    with px.WeightSync(source, engine, NAME) as sync:
+def test_concurrent_syncs_are_applied_in_order(ray_cluster: None) -> None:
+    with (
+        px.ResourcePool([3], use_gpu=False) as pool,
+        px.WorkerGroup(pool[0:1], Actor) as source,
+        px.WorkerGroup(pool[1:3], Engine, max_concurrency=16) as engine,
+        px.WeightSync(source, engine, NAME) as sync,
+    ):
         sync()
         source.train()
         futures = [sync.submit(), sync.submit(), sync.submit()]
         numbers = [future.result(60).number for future in futures]
 
-    assert numbers == sorted(set(numbers))
-    (now,) = source.values()
-    assert all(same(now, one) for one in engine.values())
+        assert numbers == sorted(set(numbers))
+        (now,) = source.values()
+        assert all(same(now, one) for one in engine.values())
