@@ -42,10 +42,6 @@ class Where(Worker):
         return os.environ.get(name)
 
     @register(Dispatch.ONE_TO_ALL)
-    def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
-
-    @register(Dispatch.ONE_TO_ALL)
     def accelerators(self) -> list[Any]:
         return ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
 
