@@ -26,6 +26,6 @@ if overlays_verl():
         raise SystemExit(message) from error
     gc.freeze()  # half a million imported objects stay: later collections need not visit them
 else:
-    from phalanx.compat.verl.batches import register_row_types
+    from phalanx.compat.verl.overlay import register_row_types
 
     register_row_types()

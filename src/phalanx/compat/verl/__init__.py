@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.batches import VerlNotInstalled
 from phalanx.compat.verl.installation import install as install
 from phalanx.compat.verl.installation import install_here as install_here
 from phalanx.config import overlays_verl
@@ -24,7 +23,7 @@ __all__ = ["__version__", "install"]
 
 def __getattr__(name: str) -> Any:
     if name == "DataProto":  # without this, `from verl import DataProto` would not say what is missing
-        raise VerlNotInstalled("DataProto is verl's own class: pip install verl")
+        raise overlay.VerlNotInstalled("DataProto is verl's own class: pip install verl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

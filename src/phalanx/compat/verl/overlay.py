@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from phalanx.compat.verl.batches import register_row_types
 from phalanx.config import overlays_verl, own_variables
-from phalanx.errors import DeclarationError
+from phalanx.dispatch.shardable import register_row_type
+from phalanx.errors import DeclarationError, DispatchError
 from phalanx.worker.bootstrap import importing
 
 #: The module that verl imports at the end of its own import, and verl's variable that names it.
@@ -60,6 +60,10 @@ class AlreadyImported(DeclarationError, ImportError):
 
 class UnfitVerl(DeclarationError, ImportError):
     """The installed verl is missing, too old, too new, broken or imported in part."""
+
+
+class VerlNotInstalled(DispatchError, ModuleNotFoundError):
+    """A value or a dispatch mode needs an installed verl."""
 
 
 def home_of(name: str) -> str | None:
@@ -142,6 +146,34 @@ def install_here() -> None:
         _check_nothing_early()
         sys.meta_path.insert(0, _FINDER)
     register_row_types()
+
+
+def register_row_types() -> None:
+    """Register ``DataProto`` and ``BatchMeta`` for dispatch, if verl is imported. ``TensorDict`` is always known."""
+    module = sys.modules.get("verl.protocol")
+    if module is None or not hasattr(module, "DataProto"):
+        return
+    data_proto, batch_meta = module.DataProto, module.BatchMeta
+    register_row_type(
+        data_proto,
+        count=_row_count,
+        slice=data_proto.slice,
+        concat=data_proto.concat,
+        take=lambda data, indices: data.select_idxs(list(indices)),
+    )
+    if hasattr(batch_meta, "select_samples"):  # a stand-in without methods if TransferQueue is not installed
+        register_row_type(
+            batch_meta,
+            count=len,
+            slice=lambda meta, start, stop: meta.select_samples(list(range(start, stop))),
+            concat=batch_meta.concat,
+            take=lambda meta, indices: meta.select_samples(list(indices)),
+        )
+
+
+def _row_count(data: Any) -> int | None:
+    """Return the number of rows, or None for a ``DataProto`` of ``meta_info`` alone, which is replicated."""
+    return None if data.batch is None and not data.non_tensor_batch else len(data)
 
 
 def import_verl() -> None:

@@ -14,7 +14,6 @@ from functools import partial, wraps
 from typing import Any
 
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.batches import is_future
 from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # noqa: F401 verl has them all here
     Arguments,
     collect_all_to_all,
@@ -37,6 +36,7 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     dispatch_one_to_all,
     dummy_direct_rollout_call,
     each,
+    is_future,
 )
 from phalanx.errors import DeclarationError
 

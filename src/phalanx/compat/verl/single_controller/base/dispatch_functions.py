@@ -7,12 +7,14 @@ outputs (or Ray's references to them) by rank.
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
 
-from phalanx.compat.verl.batches import is_future, protocol
+from phalanx.compat.verl.overlay import VerlNotInstalled
 from phalanx.errors import DispatchError
 
 #: Keyword argument in which a dispatch function returns the number of rows that it added.
@@ -27,6 +29,29 @@ class CallCheckFailed(DispatchError, AssertionError):
 
 class DirectCallOnly(DispatchError, NotImplementedError):
     """A call through the group of a method that serves rollout clients."""
+
+
+def protocol() -> Any:
+    """Return ``verl.protocol``.
+
+    Raises:
+        VerlNotInstalled: if verl is not installed.
+    """
+    try:
+        return importlib.import_module("verl.protocol")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("verl"):
+            raise
+        raise VerlNotInstalled(
+            "this dispatch mode splits or joins a DataProto, which needs verl: pip install verl, or use a mode that "
+            "takes lists, such as Dispatch.DP_COMPUTE",
+        ) from error
+
+
+def is_future(value: Any) -> bool:
+    """Return whether ``value`` is verl's ``DataProtoFuture``. Does not import verl."""
+    module = sys.modules.get("verl.protocol")
+    return module is not None and isinstance(value, module.DataProtoFuture)
 
 
 def each(function: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:

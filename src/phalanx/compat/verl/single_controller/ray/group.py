@@ -16,9 +16,13 @@ import ray
 from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.cluster import Connection
 from phalanx.backends.ray.worker_actor import portable
-from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
-from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key, each
+from phalanx.compat.verl.single_controller.base.dispatch_functions import (
+    _padding_size_key,
+    each,
+    is_future,
+    protocol,
+)
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
