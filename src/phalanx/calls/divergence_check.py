@@ -38,7 +38,10 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
 
     if odd:
         did = "did not run the calls in the order of the others"
-        advice = "Several processes or views call this group at once: let one of them make all calls that use collectives."
+        advice = (
+            "Several processes or views call this group at once: let one of them make all calls that use "
+            "collectives."
+        )
         raise _diverged(group, method, {rank: describe(rank) for rank in odd}, did, advice)
 
 
