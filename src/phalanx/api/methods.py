@@ -187,11 +187,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
 
     @overload
     def stream(  # pyright: ignore[reportIncompatibleMethodOverride] it has options of its own
-        self,
-        *args: Value,
-        buffer: int | None = ...,
-        by: Literal["items"] = ...,
-        **kwargs: Value,
+        self, *args: Value, buffer: int | None = ..., by: Literal["items"] = ..., **kwargs: Value
     ) -> ItemStream[Item]: ...
     @overload
     def stream(

@@ -62,13 +62,7 @@ class Arguments:
     ``separate``, which the messages of a call share.
     """
 
-    def __init__(
-        self,
-        core: Group,
-        call: Call | None,
-        value: Value,
-        separate: Separate,
-    ) -> None:
+    def __init__(self, core: Group, call: Call | None, value: Value, separate: Separate) -> None:
         self._core = core
         self._call = call
         self._backend = core.backend

@@ -12,9 +12,6 @@ from phalanx.group.group import Group
 from phalanx.topology.mesh import Mesh
 from phalanx.worker import handlers
 
-#: Coordinates of a rank by axis, in each mesh that its workers registered, by mesh name.
-Places = Mapping[str, Mapping[str, int]]
-
 
 def mesh_of(core: Group, name: str = "default") -> Mesh:
     """Return a mesh that was declared for the group, or that its ranks registered (requested once per epoch).
@@ -40,7 +37,8 @@ def _registered_mesh(core: Group, name: str) -> Mesh:
     Raises:
         DispatchError: if there is no mesh of that name, or a rank has not registered its coordinates.
     """
-    places: list[Places] = run_on(core, handlers.meshes).result(None)
+    # By rank, the coordinates by axis in each mesh that it registered.
+    places: list[Mapping[str, Mapping[str, int]]] = run_on(core, handlers.meshes).result(None)
     registered = {key for meshes in places for key in meshes}
     if name not in registered:
         known = sorted({*core.handle.meshes, *registered})

@@ -10,13 +10,7 @@ from typing import Any, Literal
 from phalanx.backends.backend_types import Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.pools.slot_reservation import (
-    SlotReservation,
-    Tenant,
-    books,
-    check_options,
-    resource_of,
-)
+from phalanx.pools.slot_reservation import SlotReservation, Tenant, books, check_options, resource_of
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import Slot, SlotInfo, SlotView, checked_shape, order_ranks, slots_of
