@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -100,4 +101,25 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def pool(backend: str) -> Iterator[px.ResourcePool]:
     """Four slots without accelerators, on each backend, shared by the tests of a module."""
     with px.ResourcePool([4], use_gpu=False) as made:
+        yield made
+
+
+def _slots(count: int) -> Any:
+    """Return a fixture of slots without accelerators on each backend, for a single test."""
+
+    @pytest.fixture
+    def slots(backend: str) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([count], use_gpu=False) as made:
+            yield made
+
+    return slots
+
+
+two, three, four, eight = map(_slots, (2, 3, 4, 8))
+
+
+@pytest.fixture
+def here() -> Iterator[px.ResourcePool]:
+    """Three inline slots, for tests that would show no more on Ray."""
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as made:
         yield made

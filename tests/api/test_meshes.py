@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from phalanx.calls import compose as sender
 
 SOAK_ON_RAY = True
 MESH = px.Mesh(pp=2, dp=2, tp=2)  # rank = pp * 4 + dp * 2 + tp, Megatron's own order
-COLLECTED = [4, 6]  # pp 1, tp 0 of dp 0 and of dp 1
 LARGE = 100_000  # numbers; too large to travel inside the message
 
 
@@ -54,11 +52,6 @@ class Model(px.Worker):
     @px.register(px.Dispatch.mesh("rollout"))
     def rollout(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, torch.full_like(x, self.rank)], dim=1)
-
-    @px.register(px.Dispatch.mesh(balance="lengths"))
-    def balanced(self, ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, Any]:
-        self.calls.append(float(lengths.sum()))
-        return {"ids": ids, "rank": torch.full_like(ids, self.rank)}
 
     @px.register
     def taken(self) -> list[Any]:
@@ -161,17 +154,3 @@ def test_a_mesh_registered_by_workers_has_its_own_dp_coordinates(group: Any) -> 
     assert (group.mesh("default"), group.mesh("rollout").shape) == (MESH, (4, 2))
     with pytest.raises(px.DispatchError, match=r"no mesh 'critic' \(it has: default, rollout\)"):
         group.mesh("critic")
-
-
-def lognormal(rows: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).lognormal(mean=6.0, sigma=1.0, size=rows).astype(int))
-
-
-def test_balanced_rows_keep_their_order_and_no_rank_exceeds_the_mean_length_by_2_percent(
-    group: Any,
-) -> None:
-    lengths = lognormal(1000)
-    result = group.balanced(torch.arange(1000), lengths)
-    assert max(seen(group)) <= 1.02 * float(lengths.sum()) / 2
-    assert result["ids"].tolist() == list(range(1000))
-    assert set(result["rank"].tolist()) == set(COLLECTED)

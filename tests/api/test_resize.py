@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -45,12 +44,6 @@ class Answerer(px.Worker):
     @px.register
     def seeds(self) -> int:
         return self.seed
-
-
-@pytest.fixture
-def four(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([4], use_gpu=False) as pool:
-        yield pool
 
 
 @pytest.mark.slow_on_cluster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,12 +37,6 @@ class Engine(px.Worker):
     @px.register
     def seen(self) -> list[int]:
         return self.asked
-
-
-@pytest.fixture
-def eight(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([8], use_gpu=False) as pool:
-        yield pool
 
 
 def engines(pool: px.ResourcePool) -> px.WorkerGroup:

@@ -42,12 +42,6 @@ class Loop(px.Worker):
             yield number
 
 
-@pytest.fixture
-def two(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize(("kind", "concurrency"), [(Teller, None), (Loop, 8)])
 def test_an_unread_stream_of_a_leaving_rank_is_read_to_its_end(
     two: px.ResourcePool, kind: type[px.Worker], concurrency: int | None

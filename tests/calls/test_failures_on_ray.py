@@ -220,26 +220,6 @@ def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
     assert group.state == "broken"
 
 
-@pytest.mark.slow
-def test_a_restart_reruns_calls_and_makes_old_futures_stale(group: px.WorkerGroup) -> None:
-    group.load(100)
-    group.load(200)
-    old, pids, epoch = group.nap.submit(60.0), group.pid.submit(), group.epoch
-    before = [endpoint.facts.pid for endpoint in group.core.endpoints]
-
-    group.restart()
-
-    with pytest.raises(px.errors.StaleEpoch) as raised:
-        old.result()
-    with pytest.raises(px.errors.StaleEpoch):
-        pids.result()
-    assert raised.value.current == group.epoch == epoch + 1
-    assert group.what_is_loaded() == [200, 200, 200, 200]
-    assert not any(map(is_there, before))
-    group.join()
-    assert group.reduce() == [4.0, 4.0, 4.0, 4.0]
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
     [("surrogate", ValueError, r"unexpected file \\udce9"), ("result", px.RemoteCallError, "lock")],

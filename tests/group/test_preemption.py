@@ -9,7 +9,6 @@ import pytest
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, turn
-from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
 from phalanx.topology.slots import SlotInfo
 from tests.support.fault_workers import Trouble
@@ -74,22 +73,3 @@ def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored(
         assert [one.ranks for one in seen] == [(0, 1)]
         assert px.preemption_notices(group) == seen  # callers get the notice, too
         assert group.ping() == [0, 1]
-
-
-def lose_and_call(group: px.WorkerGroup) -> list[int]:
-    """Lose a rank, make the call that finds the loss, and return the result of the next call."""
-    faults.kill(group, 1)
-    with pytest.raises(px.WorkerDiedError):
-        group.ping()
-    return group.ping()
-
-
-def test_a_preemption_does_not_count_as_a_failure(transport: ScriptedBackend) -> None:
-    with px.ResourcePool([2], backend="inline") as pool:
-        group = px.WorkerGroup(pool, Trouble, on_failure=px.RestartPolicy(max_restarts=0))
-        with pytest.raises(px.GroupBroken):
-            lose_and_call(group)
-        group.restart()
-        drain(transport)
-
-        assert [lose_and_call(group) for _ in range(2)] == [[0, 1], [0, 1]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -61,19 +60,6 @@ class Asked(Loading):
                 self.group.version()
             except px.GroupBroken as error:
                 self.refused.append(str(error))
-
-
-@pytest.fixture
-def three(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([3], use_gpu=False) as made:
-        yield made
-
-
-@pytest.fixture
-def here() -> Iterator[px.ResourcePool]:
-    """Inline slots, for tests that would show no more on Ray."""
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as made:
-        yield made
 
 
 def lose(group: px.WorkerGroup, rank: int) -> None:

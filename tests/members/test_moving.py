@@ -169,8 +169,13 @@ def test_groups_without_a_replace_policy_do_not_move(
     assert not group.core.notices.urgent  # calls are as fast as before
 
 
-def test_a_rank_that_dies_on_a_draining_node_does_not_count_as_a_failure(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
+@pytest.mark.parametrize(
+    ("policy", "state"), [(px.ReplacePolicy(max_failures=0), [1]), (px.RestartPolicy(max_restarts=0), [])]
+)
+def test_a_rank_that_dies_on_a_draining_node_does_not_count_as_a_failure(
+    four: px.ResourcePool, policy: px.ReplacePolicy | px.RestartPolicy, state: list[int]
+) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=policy)
     group.add(1)
     px.snapshot(group)
     faults.kill(group, 2)
@@ -178,5 +183,10 @@ def test_a_rank_that_dies_on_a_draining_node_does_not_count_as_a_failure(four: p
     with pytest.raises(px.PhalanxError):
         group.add(2)
 
-    assert group.add(3) == [[1, 3]] * 4
+    assert group.add(3) == [[*state, 3]] * 4
     assert group.core.epoch.nodes == ("a", "a", "c", "c")
+    faults.kill(group, 0)
+    with pytest.raises(px.PhalanxError):
+        group.add(4)
+    with pytest.raises(px.GroupBroken, match="does not allow another"):
+        group.add(5)

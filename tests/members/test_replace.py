@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,12 +61,6 @@ class Alone(px.Worker):
 
     def close(self) -> None:
         dist.destroy_process_group()
-
-
-@pytest.fixture
-def three(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([3], use_gpu=False) as made:
-        yield made
 
 
 def lose(group: px.WorkerGroup, *ranks: int) -> None:

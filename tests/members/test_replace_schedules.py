@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Generator, Iterator
 
@@ -85,60 +84,3 @@ def test_300_schedules_of_faults_end_in_library_errors_or_a_group_with_correct_s
                 steps_after_a_step += len(found[0]) > 1
         assert all(step.allowed for step in steps)
     assert steps_after_a_step > 30
-
-
-def play_by_itself(seed: int) -> Iterator[object]:
-    """Play one schedule of a group that recovers automatically, ranks of which die at any time.
-
-    Yields errors, results of calls with the results that are allowed, and the last epoch.
-    """
-    choice = random.Random(seed)
-    with (
-        scripted(random_script(seed, probability=0.03)) as transport,
-        px.ResourcePool([RANKS], use_gpu=False, backend="inline") as pool,
-    ):
-        policy = px.ReplacePolicy(max_failures=1000)
-        try:
-            group = px.WorkerGroup(pool, Ledger, call_timeout=5.0, start_timeout=20.0, on_failure=policy)
-        except px.PhalanxError as error:
-            yield error
-            return
-        done: list[int] = []
-        kept: list[int] | None = None
-        whole = True  # no call has failed since `done` was the state
-        for number in range(12):
-            try:
-                found = group.add(number)
-                may_be = [[*done, number]] if whole else [[*(kept or []), number], [number]]
-                yield found, [[one] * RANKS for one in may_be]
-                done, whole = found[0], True
-                if choice.random() < 0.7:
-                    px.snapshot(group)
-                    kept = list(done)
-            except px.PhalanxError as error:
-                yield error
-                whole = False
-                while (
-                    group.state == "ready"
-                ):  # the call failed on some ranks only: break the group, so that it recovers
-                    faults.kill(group, choice.randrange(RANKS))
-                    with contextlib.suppress(px.PhalanxError):
-                        group.add(-1)
-            if choice.random() < 0.4 and group.core.endpoints:
-                faults.kill(group, choice.randrange(RANKS))
-            transport.clock.advance(choice.random() * 20)
-        yield group.epoch
-        group.close()
-
-
-@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))])
-def test_schedules_of_a_group_that_recovers_automatically_end_with_correct_state(block: int) -> None:
-    recoveries = 0
-    for seed in range(block * 30, block * 30 + 30):
-        for end in play_by_itself(seed):
-            assert not isinstance(end, px.errors.InternalError), seed
-            recoveries += end if isinstance(end, int) else 0
-            if isinstance(end, tuple):
-                found, may_be = end
-                assert found in may_be, seed
-    assert recoveries > 5

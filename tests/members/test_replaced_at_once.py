@@ -30,12 +30,6 @@ class Calling(Loading):
             self.amid.pop()()
 
 
-@pytest.fixture
-def here() -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as made:
-        yield made
-
-
 class Gate:
     """Delays process starts on other threads than the test's own until ``go`` is set."""
 

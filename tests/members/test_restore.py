@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +11,6 @@ from phalanx.testing import faults
 from tests.checkpoint.save_workers import Trainer
 
 SOAK_ON_RAY = True
-
-
-@pytest.fixture
-def two(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False) as made:
-        yield made
 
 
 def test_steps_after_a_restore_equal_the_steps_after_the_snapshot_in_the_same_processes(
