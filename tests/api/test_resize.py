@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -248,40 +248,30 @@ def test_a_joining_rank_whose_constructor_raises_leaves_the_group_unchanged(back
         assert group.add() == [1, 1]
 
 
-class Caller(px.Worker):
-    """Calls a group of another process."""
-
-    @px.register
-    def use(self, group: px.WorkerGroup) -> None:
-        self.group = group
-
-    @px.register
-    def ask(self, numbers: list[int]) -> list[tuple[int, int]]:
-        return [self.group.any.answer(number) for number in numbers]
-
-    @px.register
-    def split(self, numbers: list[int]) -> tuple[list[int] | str, int]:
-        try:
-            return self.group.answers(numbers), len(self.group)
-        except px.errors.StaleEpoch:
-            return "stale", len(self.group)
-
-
 @pytest.mark.slow
 def test_a_view_in_another_process_follows_a_resize(ray_cluster: None) -> None:
+    def ask(caller: Any, numbers: list[int]) -> list[tuple[int, int]]:
+        return [caller.group.any.answer(number) for number in numbers]
+
+    def split(caller: Any, numbers: list[int]) -> tuple[list[int] | str, int]:
+        try:
+            return caller.group.answers(numbers), len(caller.group)
+        except px.errors.StaleEpoch:
+            return "stale", len(caller.group)
+
     with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Answerer)
-        caller = px.WorkerGroup(pool[0:1], Caller)
+        caller = px.WorkerGroup(pool[0:1], px.Worker)
         px.resize(group, 2)
-        caller.use(group)
-        caller.ask([1])
+        caller.run(lambda worker: setattr(worker, "group", group))
+        caller.run(ask, [1])
 
         px.resize(group, 4)
-        refused = caller.split(list(range(8)))
-        grown = caller.split(list(range(8)))
+        refused = caller.run(split, list(range(8)))
+        grown = caller.run(split, list(range(8)))
         px.resize(group, 1)
-        asked = caller.ask(list(range(6)))
-        shrunk = caller.split(list(range(5)))
+        asked = caller.run(ask, list(range(6)))
+        shrunk = caller.run(split, list(range(5)))
         answered = sum(group.run(lambda worker: len(worker.answered)), 0)
 
     assert refused[0][0] == "stale"

@@ -310,13 +310,10 @@ def test_calls_in_flight_stay_within_the_limit(ray_cluster: Any) -> None:
 
 
 def test_finished_calls_leave_the_in_flight_limit_and_a_running_call_stays(
-    monkeypatch: pytest.MonkeyPatch,
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Mover) as bounded,
-    ):
+    with px.WorkerGroup(here[:1], Mover) as bounded:
         for _ in range(3):
             bounded.total(torch.ones(4))
         kept = [bounded.total.submit(torch.ones(4))]

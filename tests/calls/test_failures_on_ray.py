@@ -192,31 +192,26 @@ def test_cancel_drops_queued_calls_interrupts_running_calls_and_keeps_finished_c
 
 
 @pytest.mark.slow
-def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.WorkerGroup) -> None:
+@pytest.mark.parametrize(
+    ("method", "seconds", "says"),
+    [("reduce", 3.0, "interrupted while it ran"), ("spin_natively", 4.0, "did not end by itself")],
+    ids=["in a collective", "in native code"],
+)
+def test_cancel_ends_ranks_that_do_not_yield_and_breaks_the_group(
+    group: px.WorkerGroup, method: str, seconds: float, says: str
+) -> None:
     group.join()
-    future = group[0:3].submit("reduce")
+    future = group[0:3].submit(method)
     assert within(30.0, lambda: all_running(group, 3))
 
-    with taking_less_than(3.0):
+    with taking_less_than(seconds):
         assert future.cancel()
 
     with pytest.raises(px.CallCancelled) as raised:
         future.result()
-    assert {report.message for report in raised.value.failures} == {"interrupted while it ran"}
-    assert group.state == "broken"
-
-
-@pytest.mark.slow
-def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
-    future = group[0:2].submit("spin_natively")
-    assert within(30.0, lambda: all_running(group, 2))
-
-    with taking_less_than(4.0):
-        assert future.cancel()
-
-    with pytest.raises(px.CallCancelled, match="did not end by itself") as raised:
-        future.result()
-    assert "in spin_natively" in raised.value.failures[0].stack
+    assert all(says in report.message for report in raised.value.failures)
+    stopped = method == "spin_natively"
+    assert ["in spin_natively" in report.stack for report in raised.value.failures] == [stopped] * 3
     assert group.state == "broken"
 
 

@@ -32,9 +32,8 @@ class Source(px.Worker):
 
 
 @pytest.fixture
-def group() -> Iterator[Any]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Source)
+def group(here: px.ResourcePool) -> Any:
+    return px.WorkerGroup(here[:2], Source)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,9 +31,8 @@ class Loader(px.Worker):
 
 
 @pytest.fixture
-def group() -> Iterator[Any]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Loader)
+def group(here: px.ResourcePool) -> Any:
+    return px.WorkerGroup(here[:2], Loader)
 
 
 def test_unread_calls_keep_at_most_two_entries_per_method_and_the_newest_is_rerun(group: Any) -> None:

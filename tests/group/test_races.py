@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,9 +51,8 @@ class WhilePickled:
 
 
 @pytest.fixture
-def group() -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Counter)
+def group(here: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(here, Counter)
 
 
 @pytest.mark.parametrize("call", [lambda group, x: group.add(x), lambda group, x: group.rows([1, 2, x])])

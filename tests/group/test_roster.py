@@ -98,9 +98,8 @@ def unaware(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 
 @pytest.fixture
-def together() -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Together)
+def together(here: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(here, Together)
 
 
 def test_a_view_that_missed_many_changes_calls_current_ranks_and_the_roster_does_not_grow(

@@ -64,22 +64,3 @@ def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(
         after = group.pid()
     assert losses == expected
     assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]
-
-
-def test_a_policy_replaces_a_lost_rank_at_the_next_call_up_to_max_failures(four: px.ResourcePool) -> None:
-    with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy(max_failures=1)) as group:
-        expected, operations = without_a_fault(group)
-        before = group.pid()
-        losses = [losses_of(group.step(0))]
-        px.snapshot(group)
-        group.arm(1, operations[1] // 2)
-        with pytest.raises(px.WorkerDiedError):
-            group.step(1)
-        losses += [losses_of(group.step(number)) for number in (1, 2)]
-        assert losses == expected[:3]
-        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
-        group.arm(1, 1)
-        with pytest.raises(px.WorkerDiedError):
-            group.step(3)
-        with pytest.raises(px.GroupBroken, match="does not allow another replacement now: 1 were made"):
-            group.step(3)

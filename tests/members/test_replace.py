@@ -101,24 +101,22 @@ def test_replace_ranks_replaces_named_ranks_and_unreported_dead_ranks(three: px.
     assert group.add(10) == [13.0, 26.0, 39.0]
 
 
-def test_a_dead_rank_is_replaced_before_the_backend_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with px.ResourcePool([2], backend="inline") as pool:
-        group = px.WorkerGroup(pool, Counter)
-        px.snapshot(group)
-        transport = group.core.backend
-        faults.kill(group, 1)
-        monkeypatch.setattr(transport, "dead_of", lambda endpoints: [])
+def test_a_dead_rank_is_replaced_before_the_backend_reports_it(
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = px.WorkerGroup(here, Counter)
+    px.snapshot(group)
+    faults.kill(group, 1)
+    monkeypatch.setattr(group.core.backend, "dead_of", lambda endpoints: [])
 
-        assert px.replace_ranks(group) == (1,)
+    assert px.replace_ranks(group) == (1,)
 
 
-def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process() -> None:
-    with (
-        px.ResourcePool([1], backend="inline") as alone,
-        px.ResourcePool([2], backend="inline") as pool,
-        px.WorkerGroup(alone, Alone) as other,
-    ):
-        group = px.WorkerGroup(pool, Counter)
+def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process(
+    here: px.ResourcePool,
+) -> None:
+    with px.WorkerGroup(here[2:], Alone) as other:
+        group = px.WorkerGroup(here[:2], Counter)
         px.snapshot(group)
         lose(group, 1)
 
@@ -219,22 +217,21 @@ def test_unchanged_tensors_are_not_sent_to_their_holder_again(three: px.Resource
 
 
 def test_a_replacement_interrupted_twice_leaves_a_broken_group_and_can_be_repeated(
-    monkeypatch: pytest.MonkeyPatch,
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted_too(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Counter)
+    group = px.WorkerGroup(here, Counter)
+    group.add(1)
+    px.snapshot(group)
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "rejoin", interrupted_too)
+        patch.setattr("phalanx.members.replacement.settle", interrupted_too)
+        with pytest.raises(KeyboardInterrupt):
+            px.replace_ranks(group, 1)
+    with pytest.raises(px.GroupBroken, match=r"could not be given new ranks: KeyboardInterrupt$"):
         group.add(1)
-        px.snapshot(group)
-        with monkeypatch.context() as patch:
-            patch.setattr(Counter, "rejoin", interrupted_too)
-            patch.setattr("phalanx.members.replacement.settle", interrupted_too)
-            with pytest.raises(KeyboardInterrupt):
-                px.replace_ranks(group, 1)
-        with pytest.raises(px.GroupBroken, match=r"could not be given new ranks: KeyboardInterrupt$"):
-            group.add(1)
-        px.replace_ranks(group)
+    px.replace_ranks(group)
 
-        assert group.add(1) == [2.0, 4.0, 6.0]
+    assert group.add(1) == [2.0, 4.0, 6.0]

@@ -8,16 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import phalanx as px
-from phalanx.backends.backend_types import Endpoint
 from phalanx.config import shown_ranks
 from phalanx.display.log_merging import Merged
-from phalanx.session.output import Display
 from tests.support.fault_workers import within
 
 
@@ -136,30 +133,12 @@ def test_values_of_show_ranks_that_name_no_ranks_are_refused(given: Any) -> None
         shown_ranks(given)
 
 
-TRANSPORT: Any = SimpleNamespace(immediate=False, dead_of=lambda endpoints: [])
+def test_output_of_a_closed_group_is_freed_while_other_groups_are_shown(pool: px.ResourcePool) -> None:
+    def kept() -> int:
+        return sum(isinstance(one, Merged) for one in gc.get_objects())
 
+    with px.WorkerGroup(pool[0:1], Talker):
+        before = kept()
+        px.WorkerGroup(pool[1:2], Talker).close()
 
-class Handle:
-    """The handle of a process."""
-
-
-def rank(files: str) -> Endpoint:
-    slot: Any = None
-    facts: Any = SimpleNamespace(files=files, log=None, slot=SimpleNamespace(host="here"))
-    return Endpoint(slot, Handle(), facts)
-
-
-def kept() -> int:
-    return sum(isinstance(one, Merged) for one in gc.get_objects())
-
-
-def test_output_of_an_ended_group_is_freed_while_other_groups_are_shown() -> None:
-    before, first, second = kept(), rank("first"), rank("second")
-    display = Display()
-    for name, one in (("a", first), ("b", second)):
-        display.begin(TRANSPORT, [one], name, "merged")
-
-    display.finish([first])
-
-    assert within(30.0, lambda: kept() - before == 1)  # after the current poll
-    display.finish()
+        assert within(30.0, lambda: kept() == before)  # after the current poll
