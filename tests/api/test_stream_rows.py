@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 import phalanx as px
+from phalanx.api import methods
 
 
 class Rows(px.Worker):
@@ -101,3 +102,23 @@ def test_a_stream_by_rows_without_split_rows_is_refused(group: Any) -> None:
     for view in (group[0], group.any):
         with pytest.raises(px.DispatchError, match=r'by="rows"\): no rows are split'):
             view.values.stream([1, 2], by="rows")
+
+
+class Alone(Rows):
+    independent = True
+
+
+def test_a_stream_that_is_planned_again_after_a_resize_has_each_row_once(
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group: Any = px.WorkerGroup(here, Alone)
+    send = methods.send
+
+    def resized_first(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        px.resize(group, 2)
+        return send(*args, **options)
+
+    monkeypatch.setattr(methods, "send", resized_first)
+
+    assert sorted(group.backwards.stream([0, 1, 2, 3], by="rows")) == [(0, 0), (1, 10), (2, 20), (3, 30)]
