@@ -12,8 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import IO, NamedTuple
 
@@ -33,25 +32,32 @@ _RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
     """Return a pair for each rank: its stack and "", or "" and the reason. Reads all ranks in parallel."""
-    with ThreadPoolExecutor(len(targets) or 1) as threads:
-        return list(threads.map(_stack_of, targets))
+    runs, found = dict(enumerate(map(_stack_of, targets))), dict[int, tuple[str, str]]()
+    while len(found) < len(runs):
+        for index in runs.keys() - found.keys():
+            try:
+                next(runs[index])
+            except StopIteration as end:
+                found[index] = end.value
+        time.sleep(_LOOK_EVERY_S)
+    return [found[index] for index in runs]
 
 
-def _stack_of(target: ProcessHandle) -> tuple[str, str]:
-    """Return the stack of a rank and "", or "" and the reason."""
+def _stack_of(target: ProcessHandle) -> Generator[None, None, tuple[str, str]]:
+    """Return the stack of a rank and "", or "" and the reason. Yields while it waits."""
     process = target.same()
     if process is None or process.stopped:
         return "", STOPPED if process else GONE
     try:
         # The control thread of the rank writes all stacks, which needs the GIL.
         ask = partial(target.request, call_page.STACKS)
-        written = _answer(target, ask, _THREAD_WITHIN_S)
+        written = yield from _answer(target, ask, _THREAD_WITHIN_S)
         if written is None:
             if not target.signals("SigCgt") >> (_SIGNAL - 1) & 1:  # the signal would end the process
                 return "", _NOT_CAUGHT if target.same() else GONE
             # The thread that runs calls writes its own stack, which does not need the GIL.
             ask = partial(_send, target.pid, call_page.read(target.page()).thread, _SIGNAL)
-            written = _answer(target, ask, _SIGNAL_WITHIN_S, signaled=True)
+            written = yield from _answer(target, ask, _SIGNAL_WITHIN_S, signaled=True)
     except OSError as error:
         return "", f"its stack cannot be read: {error}" if target.same() else GONE
     text = readable_stack((written or b"").decode(errors="replace"))
@@ -60,8 +66,8 @@ def _stack_of(target: ProcessHandle) -> tuple[str, str]:
 
 def _answer(
     target: ProcessHandle, ask: Callable[[], None], seconds: float, *, signaled: bool = False
-) -> bytes | None:
-    """Return the response of a rank to ``ask``, or None if it is not complete in time.
+) -> Generator[None, None, bytes | None]:
+    """Return the response of a rank to ``ask``, or None if it is not complete in time. Yields while it waits.
 
     A response to a signal has no end mark: it is complete if two reads in a row are equal.
     """
@@ -76,7 +82,7 @@ def _answer(
             if whole is not None or time.monotonic() > limit:
                 return whole
             before = written
-            time.sleep(_LOOK_EVERY_S)
+            yield
 
 
 def readable_stack(dump: str) -> str:
