@@ -53,7 +53,7 @@ def test_a_collect_function_gets_the_group_and_the_outputs() -> None:
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, r"returned a NoneType; expected a pair \(args, kwargs\)"),
+        (None, r"returned None; expected a pair \(args, kwargs\)"),
         (([1],), r"returned a tuple of 1 elements; expected a pair"),
         ((([1, 2],), {}), r"made 'x' a list of 2 elements; expected a list of world_size = 4"),
         (((), {"k": 5}), r"made 'k' an int; expected a list of world_size = 4"),

@@ -17,7 +17,7 @@ import numpy as np
 
 from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.pytree import Leaf, Node, node_of
+from phalanx.dispatch.pytree import Leaf, Node, described, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
 from phalanx.errors import DispatchError
@@ -157,10 +157,10 @@ class _Join:
         )
 
     def _by_description(self, values: list[Any]) -> str:
-        described: dict[str, list[int]] = {}
+        texts: dict[str, list[int]] = {}
         for number, value in zip(self.numbers, values, strict=True):
-            described.setdefault(_described(value), []).append(number)
-        return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in described.items())
+            texts.setdefault(described(value), []).append(number)
+        return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in texts.items())
 
     def _named(self, numbers: list[int]) -> str:
         shown = ", ".join(map(str, numbers[:_SHOWN]))
@@ -170,20 +170,6 @@ class _Join:
 
 def _alike(first: Node, other: Node | None) -> bool:
     return other is not None and first.kind is other.kind and set(first.keys) == set(other.keys)
-
-
-def _described(value: Value) -> str:
-    node, name = node_of(value), type(value).__name__
-    if node is not None:
-        elements = f"{len(node.values)} elements"
-        return f"a {name} of {elements if isinstance(value, tuple) else ', '.join(map(str, node.keys))}"
-    if value is None:
-        return "None"
-    if is_tensor(value) and value.is_nested:  # may have no shape
-        return f"a nested {name} of dtype {value.dtype}"
-    if is_tensor(value) or isinstance(value, np.ndarray):
-        return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return f"a {name}"
 
 
 def _at(path: str) -> str:

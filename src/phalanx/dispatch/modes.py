@@ -23,7 +23,7 @@ from phalanx.dispatch.plan import (
     Target,
     check_signature,
 )
-from phalanx.dispatch.pytree import Leaf, flatten, is_future, unwrap
+from phalanx.dispatch.pytree import Leaf, described, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops, rows_of, split_leaves
 from phalanx.errors import DispatchError
@@ -262,7 +262,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
             return Same(value.value)
         if not isinstance(value, list | tuple) or len(value) != recipients.count:
             raise DispatchError(
-                f"{call.where}: {argument.name!r} is {_described(value)}; expected a list or tuple of {size} = "
+                f"{call.where}: {argument.name!r} is {described(value)}; expected a list or tuple of {size} = "
                 f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Use "
                 "px.replicate(...) to pass one value to all of them; Dispatch.ROWS splits rows"
             )
@@ -280,7 +280,7 @@ def _plan_custom(call: CallInput) -> CallPlan:
     pair = isinstance(result, tuple | list) and len(result) == 2
     if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
         raise DispatchError(
-            f"{call.where}: {name} returned {_described(result)}; expected a pair (args, kwargs) "
+            f"{call.where}: {name} returned {described(result)}; expected a pair (args, kwargs) "
             "of a tuple or list and a dict, in which every value is a list with one element per rank"
         )
 
@@ -288,7 +288,7 @@ def _plan_custom(call: CallInput) -> CallPlan:
         value = argument.value
         if not isinstance(value, list | tuple) or len(value) != world:
             raise DispatchError(
-                f"{call.where}: {name} made {argument.name!r} {_described(value)}; expected a list "
+                f"{call.where}: {name} made {argument.name!r} {described(value)}; expected a list "
                 f"of world_size = {world} elements, one for each rank"
             )
         return Each([unwrap(element) for element in value])
@@ -299,16 +299,6 @@ def _plan_custom(call: CallInput) -> CallPlan:
 
 def _shallow(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, list | dict) else value
-
-
-def _described(value: Any) -> str:
-    """Describe a value that does not fit: "a list of 3 elements", "an int"."""
-    name = type(value).__name__
-    text = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-    shape = None if is_tensor(value) and value.is_nested else getattr(value, "shape", None)
-    if shape is not None:
-        return f"{text} of shape {tuple(shape)}"
-    return f"{text} of {len(value)} elements" if isinstance(value, list | tuple) else text
 
 
 def _plan_rows(call: CallInput) -> CallPlan:
@@ -406,7 +396,7 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
     if hasattr(lengths, "to_pylist"):
         lengths = lengths.to_pylist()
     if not isinstance(lengths, list | tuple) or len(lengths) != rows:
-        raise DispatchError(f"got {_described(found)}; expected one number for each of the {rows} rows")
+        raise DispatchError(f"got {described(found)}; expected one number for each of the {rows} rows")
     return [length.item() if isinstance(length, np.generic) else length for length in lengths]
 
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from phalanx.dispatch.shardable import Replicate, copy_state, ops_for
 from phalanx.errors import DispatchError
+from phalanx.wire.value import is_tensor
 
 _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
 
@@ -141,6 +144,22 @@ def replaced(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], 
         return value
     leaves, build = flatten(value, "value")
     return build(change(leaf.value) if wanted(leaf.value) else leaf.value for leaf in leaves)
+
+
+def described(value: Any) -> str:
+    """Describe a value in an error: "a list of 3 elements", "a dict of ids, mask", "a Tensor of shape (2,)", "None"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    text = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    if isinstance(value, list | tuple):
+        return f"{text} of {len(value)} elements"
+    if is_tensor(value) and value.is_nested:  # may have no shape
+        return f"a nested {name} of dtype {value.dtype}"
+    if is_tensor(value) or isinstance(value, np.ndarray):
+        return f"{text} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    node = node_of(value)
+    return text if node is None else f"{text} of {', '.join(map(str, node.keys))}"
 
 
 def unwrap(value: Any) -> Any:
