@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from phalanx.checkpoint.save_load import GroupLoad
 from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.declare.context import context_of
-from phalanx.worker.rank_state import Generators
 from tests.checkpoint.save_workers import Bag, Rows, Trainer
 from tests.weights.weight_workers import same
 
@@ -317,12 +317,11 @@ def test_a_generator_that_was_not_saved_keeps_its_state(
     px.save(group, tmp_path)
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(4)
-
-    def on_an_accelerator(self: Generators) -> dict[str, Any]:
-        return {**real(self), "accelerator": generator.get_state()}
-
-    real = Generators.state_dict
-    monkeypatch.setattr(Generators, "state_dict", on_an_accelerator)
+    module = SimpleNamespace(
+        get_rng_state=lambda device: generator.get_state(),
+        set_rng_state=lambda state, device: generator.set_state(state),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
 
     px.load(group, tmp_path)
 

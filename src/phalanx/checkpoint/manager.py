@@ -33,7 +33,7 @@ from phalanx.declare.state_declarations import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
-from phalanx.worker.rank_state import Generators
+from phalanx.worker.rank_state import generators_of
 
 _DRIVER = "driver"
 """Name of the driver's part of a step."""
@@ -382,5 +382,5 @@ def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int
     return dict(Counter(versions) | Counter(others))
 
 
-def _generators() -> Generators:
-    return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+def _generators() -> Any:
+    return generators_of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")

@@ -41,10 +41,6 @@ class Meter:
         if self._on_value is not None:
             self._on_value(nbytes)
 
-    def passed_over(self, nbytes: int) -> None:
-        """Subtract bytes of a counted value that are never read, such as the rows of other ranks."""
-        self.nbytes -= nbytes
-
 
 received = Meter()
 """Counter of the bytes that this process decoded. Of a stored output, only the rows that are read count."""

@@ -126,7 +126,7 @@ class _Placeholders:
         with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
         taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
-        received.passed_over(sum(_unread_bytes(infos[place], len(rows)) for place, rows in share.rows))
+        received.nbytes -= sum(_unread_bytes(infos[place], len(rows)) for place, rows in share.rows)
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)

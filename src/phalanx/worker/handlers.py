@@ -237,7 +237,7 @@ def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state
     """Return the state of each role, and last, since loading may draw random numbers, that of the generators."""
     states = rank_state.states_of(runtime.context, runtime.instances, runtime.device)
     if rng:
-        generators = rank_state.Generators(runtime.device)
+        generators = rank_state.generators_of(runtime.device)
         states[state_copies.RNG] = rank_state.RankState(generators, None, runtime.device)
     return states
 

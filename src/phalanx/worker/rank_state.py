@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,28 +217,14 @@ def key_of(path: Path) -> str:
     return ".".join(str(step[1]) if isinstance(step, tuple) else str(step) for step in path)
 
 
-class Generators:
-    """The random generators of a process: of torch, of its accelerator ``device``, of numpy and of ``random``."""
-
-    def __init__(self, device: Any) -> None:
-        self._generators: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-            "torch": (torch.get_rng_state, torch.set_rng_state),
-            "numpy": (np.random.get_state, np.random.set_state),
-            "random": (random.getstate, random.setstate),
-        }
-        module: Any = torch.get_device_module(device)
-        if hasattr(module, "get_rng_state"):  # that of the CPU has none
-            own = partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
-            self._generators["accelerator"] = own
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of each generator."""
-        return {name: get() for name, (get, _) in self._generators.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the saved generators that this process has."""
-        for name in self._generators.keys() & state.keys():
-            self._generators[name][1](state[name])
+def generators_of(device: Any) -> Any:
+    """Return an object with the random state of torch, of its accelerator ``device``, of numpy and of ``random``."""
+    found: dict[str, Any] = {"torch": torch.default_generator, "numpy": np.random, "random": random}
+    module: Any = torch.get_device_module(device)
+    if hasattr(module, "get_rng_state"):  # that of the CPU has none
+        get, put = partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
+        found["accelerator"] = SimpleNamespace(get_state=get, set_state=put)
+    return stateful(found)
 
 
 def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Component]:
@@ -250,7 +237,7 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Com
     elif declared.optimizer is not None:
         found.append(_Component("optimizer", stateful(declared.optimizer)))
     found += [_Component(name, stateful(part)) for name, part in declared.others.items()]
-    return [*found, _Component(GENERATORS, Generators(device))] if declared.rng else found
+    return [*found, _Component(GENERATORS, generators_of(device))] if declared.rng else found
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
