@@ -98,7 +98,9 @@ def rank_environment(
     if threads is not None:
         env[THREADS] = threads
     elif cpus_of_node is not None:
-        env[THREADS] = str(threads_per_rank(cpus_of_node, slots_on_node))
+        # Groups on other slots of the pool work at the same time; groups on the same slots take turns. Threads of a
+        # process busy-wait for each other, so more threads than cores make all of them several times slower.
+        env[THREADS] = str(max(1, cpus_of_node // slots_on_node))
     env.update(group_env or {})
     env.update(
         RANK=str(rank),
@@ -112,15 +114,6 @@ def rank_environment(
         env[accelerator.visible] = ",".join(mask)
     _check_text(env)
     return env
-
-
-def threads_per_rank(cpus_of_node: int, slots_on_node: int) -> int:
-    """Return the cores of a node divided by its slots, rounded down, at least 1.
-
-    Groups on other slots of the pool work at the same time; groups on the same slots take turns. Threads of a process
-    busy-wait for each other, so more threads than cores make all of them several times slower.
-    """
-    return max(1, cpus_of_node // max(1, slots_on_node))
 
 
 def _devices(
