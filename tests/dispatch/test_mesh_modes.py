@@ -15,19 +15,7 @@ from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh
-from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
-
-EIGHT = meshed(pp=2, dp=2, tp=2)
-
-
-def test_ranks_of_a_coordinate_get_its_rows_and_all_ranks_get_replicated_values() -> None:
-    spec = spec_of(Dispatch.mesh("actor"))
-    call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
-    coordinates = [EIGHT.mesh().coordinate(rank, "dp") for rank in range(8)]
-    assert [args[0].tolist() for _, args, _ in by_rank(call)] == [
-        [3 * dp, 3 * dp + 1, 3 * dp + 2] for dp in coordinates
-    ]
-    assert all(kwargs["scale"] == 2 and kwargs["table"] == [1] for _, _, kwargs in by_rank(call))
+from tests.dispatch.support import FakeTarget, meshed, run, spec_of
 
 
 @pytest.mark.parametrize(
@@ -82,8 +70,10 @@ def test_outputs_of_balanced_rows_are_in_input_order_unless_their_counts_do_not_
 
 
 def test_groups_of_rows_stay_together_and_a_mesh_of_another_size_is_refused() -> None:
-    call = plan(spec_of(Dispatch.mesh("actor", group_size=4)), meshed(dp=2), (list(range(12)),), {})
-    assert call.rows == [8, 4]
+    grouped = spec_of(Dispatch.mesh("actor", group_size=4))
+    assert plan(grouped, meshed(dp=2), (list(range(12)),), {}).rows == [8, 4]
+    with pytest.raises(DispatchError, match="7 rows cannot be kept in groups"):
+        plan(grouped, meshed(dp=2), (list(range(7)),), {})
     target = FakeTarget(4, {"default": Mesh(dp=2)})
     with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
         plan(spec_of(Dispatch.mesh()), target, ([1, 2],), {})

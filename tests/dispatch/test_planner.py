@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from phalanx.dispatch.modes import dealt_or_same, plan
 from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
-from tests.dispatch.support import Batch, FakeFuture, FakeTarget, by_rank, meshed, run, same, spec_of
+from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, run, spec_of
 
 FOUR = FakeTarget(4)
 
@@ -51,16 +50,6 @@ def test_shards_are_views_of_the_callers_memory_and_leaves_that_keep_requires_gr
     assert piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     assert (piece.requires_grad, piece.is_leaf) == (True, True)
     assert np.shares_memory(part, array)
-
-
-@pytest.mark.parametrize("options", [{}, {"pad_to_multiple": 4}])
-def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
-    batch = Batch(
-        torch.arange(5), list("abcde"), {"k": np.arange(5), "c": 3, "inner": {"l": [1, 2, 3, 4, 5]}}
-    )
-    before = copy.deepcopy(batch)
-    plan(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FOUR, (batch,), {})
-    assert same(batch, before)
 
 
 def test_replicated_leaves_of_a_split_structure_are_sent_whole_and_stored_once() -> None:

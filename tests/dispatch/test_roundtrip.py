@@ -78,7 +78,9 @@ OPTIONS = st.fixed_dictionaries({"pad_to_multiple": st.sampled_from([None, 1, 2,
 def test_rows_split_over_ranks_are_returned_unchanged(
     value: Any, world: int, options: dict[str, Any]
 ) -> None:
-    assert same(run(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FakeTarget(world), value), value)
+    before = copy.deepcopy(value)
+    assert same(run(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FakeTarget(world), value), before)
+    assert same(value, before)
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.collect.join import join_rows
-from phalanx.dispatch.split import count_rows, even_sizes, pad_rows, piece_bounds, split_rows
+from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
-from tests.dispatch.support import FakeFuture, same
+from tests.dispatch.support import FakeFuture
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,6 @@ def test_nested_and_sparse_tensors_are_split_and_joined_by_rows(make: Callable[[
     assert [len(piece.unbind()) for piece in pieces] == [2, 1]
     for found in ([row for piece in pieces for row in piece.unbind()], join_rows(pieces).unbind()):
         assert all(map(torch.equal, [row.to_dense() for row in found], rows))
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5, 12])
-@pytest.mark.parametrize("parts", [1, 3, 7])
-def test_bounds_of_shards_match_their_sizes_and_are_contiguous(rows: int, parts: int) -> None:
-    bounds = [piece_bounds(rows, parts, index) for index in range(parts)]
-    assert [stop - start for start, stop in bounds] == even_sizes(rows, parts)
-    assert [start for start, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
-
-
-def test_padding_repeats_rows_from_the_first_and_returns_the_same_object_if_none_is_needed() -> None:
-    padded = pad_rows({"x": torch.arange(3), "l": list("abc"), "c": 1}, 5)
-    assert same(padded, {"x": torch.tensor([0, 1, 2, 0, 1]), "l": list("abcab"), "c": 1})
-    value = torch.arange(4)
-    assert pad_rows(value, 2) is value
-    assert pad_rows([], 2) == []
 
 
 def test_planning_and_collecting_import_no_optional_packages() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import ExitStack
 
 from hypothesis import given
@@ -16,13 +15,6 @@ NUMBERS = st.integers(1, 2**63)
 
 def read(page: call_page.CallPage) -> call_page.CallPageState:
     return call_page.read(os.pread(page.fd, call_page.SIZE, 0))
-
-
-def test_a_running_call_is_on_the_page_with_its_start_time_until_it_ends() -> None:
-    page = call_page.CallPage()
-    with call_page.Listed(page, 7, ""):
-        assert 0 <= time.monotonic() - read(page).running[7] < 5
-    assert read(page).running == {}
 
 
 def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_rank() -> None:

@@ -135,15 +135,6 @@ def test_a_sub_exception_without_its_class_is_replaced_by_a_library_error(
     assert str(back.exceptions[0]) == "soon_gone.Gone: text"
 
 
-def test_the_report_of_a_failure_has_its_fields_and_its_exception() -> None:
-    failure = capture(ValueError("bad"), rank=2, role="actor", method="update", hint="less")
-    report = report_of(failure, at=3.5)
-
-    assert (report.where(), report.role, report.method, report.hint) == ("rank 2", "actor", "update", "less")
-    assert (report.type_name, report.message, report.at) == ("ValueError", "bad", 3.5)
-    assert isinstance(report.exception, ValueError)
-
-
 def user_code() -> None:
     raise ValueError("bad")
 
