@@ -40,6 +40,9 @@ class FakeFuture:
     value: Any
     __phalanx_future__ = True
 
+    def result(self) -> Any:
+        return self.value
+
 
 def spec_of(mode: Any, function: Callable[..., Any] | None = None, **options: Any) -> MethodSpec:
     signature = None if function is None else inspect.signature(function)

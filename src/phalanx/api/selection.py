@@ -10,7 +10,7 @@ from typing import Any, Literal
 from phalanx.calls.in_flight import loads
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
-from phalanx.dispatch.plan import CallPlan, Materialize, Target
+from phalanx.dispatch.plan import CallPlan, Materialize, Target, result_of
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.members.meshes import mesh_of
@@ -18,12 +18,6 @@ from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
 
 Which = Literal["all", "one", "any", "process"]
-
-
-def _result(future: Any) -> Any:
-    """Return the value of a future or of another value that is stored elsewhere."""
-    settled = getattr(future, "settled", None)  # of a CallFuture, which may refuse to be an argument
-    return future.result() if settled is None else settled()
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +131,7 @@ class Selection:
         handle: Target,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        materialize: Materialize = _result,
+        materialize: Materialize = result_of,
     ) -> CallPlan:
         """Return the plan of a call by the method's mode. Custom functions get ``handle`` as the group.
 

@@ -22,6 +22,7 @@ from phalanx.dispatch.plan import (
     Same,
     Target,
     check_signature,
+    result_of,
 )
 from phalanx.dispatch.pytree import Leaf, described, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import Replicate
@@ -41,7 +42,7 @@ def plan(
     kwargs: dict[str, Any],
     *,
     ranks: Sequence[int] | None = None,
-    materialize: Materialize | None = None,
+    materialize: Materialize = result_of,
     handle: Target | None = None,
 ) -> CallPlan:
     """Return the plan of a call: its ranks, their arguments, and how the outputs become the result.
@@ -53,8 +54,8 @@ def plan(
     Args:
         ranks: slice of the group to call, in order; None: all ranks. The call treats the slice as a group of its size;
             in mesh modes it has to cover complete dp coordinates.
-        materialize: function that waits for a future if the mode must read its value: for custom modes, ``balance``,
-            ``group_size``, padding if no other argument has rows, a future in place of a list.
+        materialize: waits for a future if the mode must read its value: for custom modes, ``balance``, ``group_size``,
+            padding if no other argument has rows, a future in place of a list.
         handle: group that is passed to custom functions; default: ``target``.
 
     Raises:
@@ -62,7 +63,8 @@ def plan(
     """
     if spec.mode.kind != "custom":
         check_signature(spec, args, kwargs)
-    call = CallInput(spec, target, args, kwargs, _called(target, ranks), materialize, handle)
+    called = range(target.world_size) if ranks is None else tuple(ranks)
+    call = CallInput(spec, target, args, kwargs, called, materialize, handle)
     return _plan_rank_zero(call) if spec.execute is Execute.RANK_ZERO else _PLANNERS[spec.mode.kind](call)
 
 
@@ -79,7 +81,7 @@ def plan_one(
     if spec.mode.kind == "custom":
         spec = replace(spec, mode=Dispatch.RANK_ZERO)
     check_signature(spec, args, kwargs)
-    call = CallInput(spec, target, args, kwargs, _called(target, ranks))
+    call = CallInput(spec, target, args, kwargs, tuple(ranks))
     if len(ranks) == 1 or spec.mode.mesh is None:
         return _plan_rank_zero(call)
     return _planned(call, _same(call), _over_mesh(call), collect="first")
@@ -107,18 +109,6 @@ def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
         return [(rank,) for rank in range(target.world_size)]
     call = CallInput(spec, target, (), {}, range(target.world_size))
     return _mesh(call).dp_groups(_dp_axes(call))
-
-
-def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:
-    world = target.world_size
-    if ranks is None:
-        return range(world)
-    outside = [rank for rank in ranks if not 0 <= rank < world]
-    if outside or not len(ranks):
-        raise DispatchError(
-            f"ranks {list(ranks)!r} of a group of {world}: expected at least one rank from 0 to {world - 1}"
-        )
-    return tuple(ranks)
 
 
 @dataclass(frozen=True)
@@ -257,7 +247,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
     size = " * ".join(f"{axis}_size" for axis in _dp_axes(call)) if meshed else "world_size"
 
     def dealt(argument: Argument) -> Same | Each:
-        value = call.result_of(argument.value) if is_future(argument.value) else argument.value
+        value = call.materialize(argument.value) if is_future(argument.value) else argument.value
         if isinstance(value, Replicate):
             return Same(value.value)
         if not isinstance(value, list | tuple) or len(value) != recipients.count:

@@ -21,6 +21,12 @@ from phalanx.topology.mesh import Mesh
 Materialize = Callable[[Any], Any]
 
 
+def result_of(future: Any) -> Any:
+    """Return the value of a future or of another value that is stored elsewhere."""
+    settled = getattr(future, "settled", None)  # of a CallFuture, which may refuse to be an argument
+    return future.result() if settled is None else settled()
+
+
 @dataclass(frozen=True)
 class Same:
     """An argument with the same value for every called rank; the value is encoded and stored once."""
@@ -148,7 +154,7 @@ class CallInput:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     ranks: Sequence[int]
-    materialize: Materialize | None = None
+    materialize: Materialize = result_of
     handle: Target | None = None  # passed to custom functions as the group
 
     @property
@@ -169,30 +175,13 @@ class CallInput:
             yield Argument(key, value)
 
     def settled(self) -> CallInput:
-        """Return a copy of the call in which results replace all futures.
-
-        Raises:
-            DispatchError: if there is a future, but ``materialize`` is None.
-        """
+        """Return a copy of the call in which results replace all futures."""
 
         def settled(value: Any) -> Any:
-            return replaced(value, is_future, self.result_of)
+            return replaced(value, is_future, self.materialize)
 
         kwargs = {key: settled(value) for key, value in self.kwargs.items()}
         return replace(self, args=tuple(map(settled, self.args)), kwargs=kwargs)
-
-    def result_of(self, future: Any) -> Any:
-        """Wait for a future and return its result.
-
-        Raises:
-            DispatchError: if ``materialize`` is None.
-        """
-        if self.materialize is None:
-            raise DispatchError(
-                f"{self.where}: an argument is the result of another call ({future!r}), and this mode must "
-                "see the value before it can plan; pass its .result() instead"
-            )
-        return self.materialize(future)
 
 
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -221,17 +221,14 @@ def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
 
 
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors along dim 0 into new memory, detached from any graph.
+    """Join at least one tensor along dim 0 into new memory, detached from any graph.
 
     Contiguous CPU tensors of equal dtype and row shape are copied directly, large ones in parallel into huge pages.
     Other tensors (small, other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
 
     Raises:
-        ValueError: if there are no tensors.
         RuntimeError: if the row shapes differ (from ``torch.cat``).
     """
-    if not tensors:
-        raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
     sizes = [piece.numel() for piece in pieces]
     small = max(sizes) < _TORCH_PARALLEL_FROM and sum(sizes) * pieces[0].element_size() < HUGE_FROM
@@ -254,16 +251,14 @@ def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Join arrays along their first axis into new, writable memory.
+    """Join at least one array along the first axis into new, writable memory.
 
     Large arrays in C order with equal dtype and row shape are copied directly into huge pages, in parallel. Other
     arrays are passed to ``numpy.concatenate``.
 
     Raises:
-        ValueError: if there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
+        ValueError: if the row shapes differ (from ``numpy.concatenate``).
     """
-    if not arrays:
-        raise ValueError("concat_arrays: no arrays given; expected one at least, for dtype and row shape")
     dtype, total = arrays[0].dtype, sum(array.nbytes for array in arrays)
     plain = _have_equal_rows(arrays, np.ndarray) and all(array.flags.c_contiguous for array in arrays)
     if not plain or dtype.hasobject or total < PARALLEL_FROM:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.errors import InternalError
 from phalanx.wire.memory import HUGE_FROM, PARALLEL_FROM, allocate, bytes_at, private_copies, tensor_over
 from phalanx.wire.value import Value, lazy
 
@@ -164,16 +163,8 @@ class Frame:
         return self._objects[index]
 
 
-open_frame: ContextVar[Frame | None] = ContextVar("phalanx_open_frame", default=None)
-
-
-def _frame() -> Frame:
-    frame = open_frame.get()
-    if frame is None:
-        raise InternalError(
-            "a part of an encoded value was unpickled by itself; decode() takes the whole value"
-        )
-    return frame
+#: The frame of the value that this thread or task decodes.
+open_frame: ContextVar[Frame] = ContextVar("phalanx_open_frame")
 
 
 def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
@@ -202,7 +193,7 @@ def _tensor(
         device = None if target.type == "cpu" else target
     if place == -1:
         return torch.empty_strided(shape, strides or (), dtype=kind, device=device or "cpu")
-    return _frame().tensor(place, kind, shape, strides, device)
+    return open_frame.get().tensor(place, kind, shape, strides, device)
 
 
 def tensor(
@@ -233,9 +224,9 @@ def array(place: int, dtype: Value, shape: tuple[int, ...], strides: tuple[int, 
     """Return an array over a buffer (-1: no bytes), with ``strides`` in bytes (None: C order)."""
     if place == -1:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, np.dtype(dtype), buffer=_frame().array_buffer(place), strides=strides)
+    return np.ndarray(shape, np.dtype(dtype), buffer=open_frame.get().array_buffer(place), strides=strides)
 
 
 def token(index: int) -> Value:
     """Return the object of placeholder ``index``."""
-    return _frame().token(index)
+    return open_frame.get().token(index)
