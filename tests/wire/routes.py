@@ -33,15 +33,11 @@ def through_pickle(value: Any, **options: Any) -> Any:
     return pickle.loads(pickle.dumps(encode(value, **options), protocol=5))
 
 
-def through_old_pickle(value: Any, **options: Any) -> Any:
-    return pickle.loads(pickle.dumps(encode(value, **options), protocol=4))
-
-
 def in_process(value: Any, **options: Any) -> Any:
     return decode(encode(value, **options))
 
 
-ROUTES = [through_bytes, through_buffers, through_pickle, through_old_pickle, in_process]
+ROUTES = [through_bytes, through_buffers, through_pickle, in_process]
 
 
 def payload(encoded: Encoded) -> int:

@@ -68,8 +68,6 @@ class Encoded:
         return _MARK + (cloudpickle if self.tokens else pickle).dumps(self, _PROTOCOL)
 
     def __reduce_ex__(self, protocol: Value) -> tuple[Any, ...]:
-        if protocol < _PROTOCOL:
-            return decode, (self.to_bytes(),)
         head = self.head if len(self.head) < _HEAD_OUT_OF_BAND else pickle.PickleBuffer(self.head)
         buffers = map(pickle.PickleBuffer, self.buffers)
         return _decode_parts, (head, self.own, self.readonly, self.tokens, *buffers)
