@@ -83,11 +83,6 @@ def test_the_causes_determine_the_type_of_the_error(
     assert type(combined(*reports, **options)) is kind
 
 
-def test_reports_without_a_failure_are_an_internal_error() -> None:
-    with pytest.raises(InternalError, match="no rank reported a failure"):
-        combined(late(0, "finished"))
-
-
 @pytest.mark.parametrize(
     "victim",
     [
@@ -239,34 +234,23 @@ WHERE = "rank 1 (host h, pid 101, GPU 1)"
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        pytest.param(combined(bad(1, role="critic")), f"method critic.update: {WHERE} raised", id="role"),
-        pytest.param(
-            combine("actor", "__init__", [bad(1)], init=True),
-            f"constructor: {WHERE} raised",
-            id="constructor",
-        ),
-        pytest.param(combine("actor", "__phalanx_run__", [bad(1)]), "method run: rank 1", id="run"),
-        pytest.param(
-            combined(bad(0, host="a"), bad(1, host="b")),
-            "method update: ranks 0-1 (2 hosts) raised",
-            id="hosts",
-        ),
-        pytest.param(
+        (combined(bad(1, role="critic")), f"method critic.update: {WHERE} raised"),
+        (combine("actor", "__init__", [bad(1)], init=True), f"constructor: {WHERE} raised"),
+        (combine("actor", "__phalanx_run__", [bad(1)]), "method run: rank 1"),
+        (combined(bad(0, host="a"), bad(1, host="b")), "method update: ranks 0-1 (2 hosts) raised"),
+        (
             combined(*(bad(rank, message=f"bad shape {rank}", traceback="") for rank in (0, 1, 2, 5))),
             "method update: ranks 0-2, 5 (host h) raised ValueError: bad shape 0\n\n"
             "  rank 0 (host h, pid 100, GPU 0)\n  rank 1 (host h, pid 101, GPU 1)\n",
-            id="equal failures",
         ),
-        pytest.param(
+        (
             combined(died(1, at=1.0, hint="out of memory"), bad(2, at=2.0), gone(0)),
             f"method update: {WHERE} died: signal SIGKILL\n"
             "  and rank 2 (host h, pid 102, GPU 2) raised ValueError: bad shape\n\nhint: out of memory\n",
-            id="several kinds",
         ),
-        pytest.param(
+        (
             combined(bad(1, message="first\nsecond", traceback="")),
             f"method update: {WHERE} raised ValueError: first\n\nfull message of rank 1:\n  first\n  second",
-            id="several lines",
         ),
     ],
 )

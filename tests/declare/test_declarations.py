@@ -7,7 +7,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 import ray
 
@@ -15,7 +14,6 @@ import phalanx as px
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.classes import RESERVED, registered_methods
 from phalanx.declare.context import WorkerContext, context_of, present
-from phalanx.declare.dispatch_modes import as_mode
 from phalanx.declare.worker import make
 
 
@@ -89,12 +87,6 @@ def test_a_plain_class_knows_its_rank_whatever_its_attributes_or_slots(members: 
     with present(context):
         assert context_of(worker).rank == 3
     assert (outside.rank, outside.world_size, outside.device.type) == (0, 1, "cpu"), "outside of a group"
-
-
-def test_the_repr_of_a_custom_mode_survives_pickling() -> None:
-    functions = {"dispatch_fn": lambda group, x: ((x,), {}), "collect_fn": lambda group, outputs: outputs}
-    mode = as_mode(functions)
-    assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
 def test_a_ray_class_keeps_supported_options_and_unsupported_options_are_refused_with_advice() -> None:

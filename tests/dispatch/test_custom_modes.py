@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from phalanx.collect.join import gather
 from phalanx.declare.dispatch_modes import Execute, as_mode, custom_mode
 from phalanx.dispatch.modes import plan
 from phalanx.errors import DispatchError
-from tests.dispatch.support import FakeTarget, by_rank, outputs_of, spec_of
+from tests.dispatch.support import FakeTarget, by_rank, spec_of
 
 FOUR = FakeTarget(4)
 
@@ -36,14 +35,6 @@ def test_a_dispatch_function_does_not_change_the_callers_list_and_raises_its_own
     assert x == [1, 2]
     with pytest.raises(AssertionError):
         plan(spec_of(TWO_TO_ALL), FOUR, ([1, 2, 3],), {})
-
-
-def test_a_collect_function_gets_the_group_and_the_outputs() -> None:
-    mode = custom_mode(
-        lambda group, x: (([x] * group.world_size,), {}), lambda group, outputs: (group, outputs)
-    )
-    call = plan(spec_of(mode), FOUR, (3,), {})
-    assert gather(call.gather, outputs_of(call, lambda x: x), "the group") == ("the group", [3, 3, 3, 3])
 
 
 @pytest.mark.parametrize(

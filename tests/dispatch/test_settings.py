@@ -27,7 +27,7 @@ from phalanx.dispatch.batch_metadata import PerShard, differing, digest
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
-from tests.dispatch.support import FakeTarget, run, spec_of
+from tests.dispatch.support import FakeTarget, spec_of
 
 
 class Kind(enum.Enum):
@@ -75,15 +75,6 @@ def test_a_single_shard_is_joined_to_its_own_value_and_very_large_integers_are_c
     value = object()
     assert join_rows([value]) is value
     assert join_rows([10**5000, 10**5000]) == 10**5000
-
-
-def test_metadata_of_a_rank_without_rows_counts_like_that_of_other_ranks() -> None:
-    def mean(x: Any) -> Any:
-        return {"x": x, "mean": sum(x) / len(x) if x else None}
-
-    assert run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), [4.0], method=mean)["mean"] == PerShard(
-        [4.0, None]
-    )
 
 
 def test_values_per_shard_are_a_picklable_sequence_and_can_be_replicated() -> None:

@@ -47,6 +47,7 @@ def test_a_mesh_keeps_coordinates_reported_in_any_order_also_when_pickled(mesh: 
 
     again = pickle.loads(pickle.dumps(reported))
 
+    assert Mesh.from_coordinates([mesh.coordinates(rank) for rank in range(mesh.world_size)]) == mesh
     assert [reported.coordinates(rank) for rank in range(mesh.world_size)] == places
     assert [reported.rank(**place) for place in places] == list(range(mesh.world_size))
     assert (again, hash(again), again.dp_groups()) == (reported, hash(reported), reported.dp_groups())
@@ -68,28 +69,6 @@ def test_dp_groups_cover_each_rank_once_with_a_first_rank_and_a_last_stage_colle
     assert [at.get("dp", 0) for at in places] == list(range(mesh.size("dp")))
     assert all(at.get("pp", 0) == mesh.size("pp") - 1 for at in places)
     assert all(at.get(axis, 0) == 0 for at in places for axis in ("tp", "cp", "ep"))
-
-
-@pytest.mark.parametrize(
-    ("mesh", "dp_axes", "groups", "collectors"),
-    [
-        (Mesh(pp=2, dp=2, cp=1, tp=2), ("dp",), ((0, 1, 4, 5), (2, 3, 6, 7)), (4, 6)),
-        (Mesh(pp=2, tp=2), ("dp",), ((0, 1, 2, 3),), (2,)),
-        (
-            Mesh(pp=2, dp=4),
-            PP_AS_DP,
-            ((0,), (4,), (1,), (5,), (2,), (6,), (3,), (7,)),
-            (0, 4, 1, 5, 2, 6, 3, 7),
-        ),
-        (Mesh(pp=2, dp=2, tp=2), PP_AS_DP, ((0, 1), (4, 5), (2, 3), (6, 7)), (0, 4, 2, 6)),
-    ],
-    ids=["the last stage collects", "no dp axis", "stages are dp, after dp", "every stage collects"],
-)
-def test_dp_groups_and_collectors_depend_on_the_stages_and_the_dp_axes(
-    mesh: Mesh, dp_axes, groups, collectors
-):
-    assert (mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)) == (groups, collectors)
-    assert Mesh.from_coordinates([mesh.coordinates(rank) for rank in range(mesh.world_size)]) == mesh
 
 
 def test_a_mesh_lists_the_ranks_of_a_slice_and_the_peers_along_an_axis():
