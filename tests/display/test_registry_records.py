@@ -71,22 +71,15 @@ def test_a_group_is_found_by_name_prefix_or_suffix_or_refused_with_the_known_nam
 
 
 def test_records_of_dead_drivers_are_stale_except_for_detached_groups_with_live_processes() -> None:
-    notices = ClusterRegistry(
-        (run("a", "01"), run("b", "02")),
-        (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
-    )
-    detached = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
-
-    assert notices.stale(["01"], ()) == ["group/b/1", "group/gone/1", "run/b"]
-    assert detached.stale([], ["server:0"]) == ["group/a/2"]
-    assert detached.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
-
-
-def test_channel_records_of_a_dead_driver_are_stale() -> None:
     flow = ChannelRecord("b", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
-    entries = [run("a", "01"), run("b", "02"), group("one", of="a"), flow]
+    groups = (group("one", of="a"), group("two", of="b"), group("lost", of="gone"))
+    entries = [run("a", "01"), run("b", "02"), *groups, flow]
     handles = {"channel/01/kept": b"\x80pickled", "channel/02/rollouts": b"\x80pickled"}
     notices = read_registry({entry.key: to_bytes(entry) for entry in entries} | handles)
+    detached = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
 
     assert (notices.channels, notices.handles) == ((flow,), tuple(handles))
-    assert notices.stale(["01"], ()) == ["run/b", "flow/b/rollouts", "channel/02/rollouts"]
+    lost = ["group/b/1", "group/gone/1", "run/b", "flow/b/rollouts", "channel/02/rollouts"]
+    assert notices.stale(["01"], ()) == lost
+    assert detached.stale([], ["server:0"]) == ["group/a/2"]
+    assert detached.stale([], []) == ["group/a/1", "group/a/2", "run/a"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
@@ -32,19 +29,11 @@ def test_a_table_is_rendered_as_text_also_in_a_notebook(
     assert str(TABLE) == TEXT
 
 
-@given(st.lists(st.tuples(st.text("ab [é漢", min_size=1, max_size=9), st.integers()), min_size=1, max_size=5))
-def test_columns_are_as_wide_as_their_widest_cell(rows: list[tuple[str, int]]) -> None:
-    widest = max(cell_len(text) for text, _ in rows)
-    lines = str(Table("t", ("x", "n"), tuple(rows))).splitlines()[4:]
-
-    assert [cell_len(line) for line in lines] == [2 + widest + 3 + len(str(number)) for _, number in rows]
-
-
-def test_a_cell_can_have_several_lines_and_html_escapes_its_text() -> None:
-    lines = str(Table("", ("a", "b"), (("one\ntwo", 0.5),))).splitlines()
+def test_a_cell_can_have_several_lines_brackets_and_wide_characters_and_html_escapes_its_text() -> None:
+    lines = str(Table("", ("a", "b"), (("[b]\n漢字", 0.5),))).splitlines()
     page = Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
 
-    assert lines == ["", "  a     b", " ───────────", "  one   0.5", "  two"]
+    assert lines == ["", "  a      b", " ────────────", "  [b]    0.5", "  漢字"]
     assert "&lt;b&gt;" in page and "<b>" not in page
 
 
@@ -52,11 +41,9 @@ def test_a_cell_can_have_several_lines_and_html_escapes_its_text() -> None:
     ("nbytes", "text"),
     [
         (None, "?"),
-        (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1.0 KiB"),
         (300_000_000, "286.1 MiB"),
-        (2**31, "2.0 GiB"),
         (2**60, "1048576.0 TiB"),
     ],
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.support.scripts import run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TASK = """
@@ -42,14 +41,16 @@ def test_the_readme_has_at_most_160_lines_and_its_links_lead_to_files() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_example_of_the_readme_trains(tmp_path: Path) -> None:
-    ran = run_example(tmp_path, example(), RAY_ADDRESS="local")
+def test_the_first_example_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
 
-    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["ready ready"]), ran.stdout + ran.stderr
+    assert run_example(tmp_path, example(), backend="ray")[-1:] == ["ready ready"]
 
 
 @pytest.mark.slow
-def test_the_wheel_has_all_modules_and_runs_the_first_example_inline(tmp_path: Path) -> None:
+def test_the_wheel_has_all_modules_and_runs_the_first_example_inline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(["make", "wheel"], cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = (ROOT / "dist").glob("phalanx-*.whl")
     installed = tmp_path / "installed"
@@ -63,10 +64,10 @@ def test_the_wheel_has_all_modules_and_runs_the_first_example_inline(tmp_path: P
 
     # inline ranks cannot form a process group of two
     code = example().replace("ResourcePool([2])", "ResourcePool([1])") + "    print(px.__file__)\n"
-    ran = run_example(tmp_path, code, PHALANX_BACKEND="inline", PYTHONPATH=str(installed))
+    monkeypatch.setenv("PYTHONPATH", str(installed))
 
     last = ["ready ready", str(installed / "phalanx" / "__init__.py")]
-    assert (ran.returncode, ran.stdout.splitlines()[-2:]) == (0, last), ran.stdout + ran.stderr
+    assert run_example(tmp_path, code, backend="inline")[-2:] == last
 
 
 def example() -> str:
@@ -75,14 +76,8 @@ def example() -> str:
     return f"{code}\n    print(policy.state, rollout.state)\n"
 
 
-def run_example(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_example(folder: Path, code: str, *, backend: str) -> list[str]:
+    """Run an example, and return the lines of its output."""
     (folder / "my_task.py").write_text(TASK)
     (folder / "loop.py").write_text(code)
-    return subprocess.run(
-        [sys.executable, "loop.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    return run(folder / "loop.py", backend=backend, folder=folder).splitlines()

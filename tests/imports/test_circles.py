@@ -111,17 +111,3 @@ def test_every_form_of_import_closes_a_circle(imported: str) -> None:
 
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
-
-
-@pytest.mark.parametrize(
-    ("imported", "found"),
-    [
-        ("from p.a import f", {"p.a"}),
-        ("import p.b", {"p.b"}),  # and not the facade above it
-        ("def f():\n    from p import name", {"p"}),
-    ],
-)
-def test_a_module_may_import_itself_another_module_or_a_facade(imported: str, found: set[str]) -> None:
-    graph = arrows({"p": "from p.a import name", "p.a": imported, "p.b": ""}, packages=["p"])
-
-    assert graph == {"p": {"p.a"}, "p.a": found, "p.b": set()}
