@@ -146,22 +146,18 @@ def test_explain_refuses_invalid_arguments_with_the_message_of_the_call(group: A
         assert str(explained.value) == str(called.value)
 
 
-def test_explain_describes_a_group_a_view_and_a_method(group: Any) -> None:
+def test_explain_describes_a_group_a_view_and_its_methods(group: Any) -> None:
     rows = px.explain(group).to_dict()["rows"]
+    methods = {row["method"].split("(")[0]: row for row in px.explain(group[:]).to_dict()["rows"]}
 
     assert (rows[2]["mesh"], rows[2]["pid"]) == ("pp=1, dp=0", group.core.endpoints[2].facts.pid)
     assert px.explain(group[0:2]).title == "group explained, ranks 0, 1"
     assert px.explain(group[1:4]).title == "group explained, ranks 1 to 3"
     assert px.explain(GroupView(replace(group[0:2]._selection, fixed=()))).title.endswith("ranks none")
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
-
-
-def test_explain_describes_how_the_methods_of_a_view_are_called(group: Any) -> None:
-    rows = {row["method"].split("(")[0]: row for row in px.explain(group[:]).to_dict()["rows"]}
-
-    assert rows["update"]["arguments"] == "rows, split over dp"
-    assert rows["padded"]["options"] == "rows padded to a multiple of 4"
-    assert rows["custom"]["result"] == "as sum makes it"
+    assert methods["update"]["arguments"] == "rows, split over dp"
+    assert methods["padded"]["options"] == "rows padded to a multiple of 4"
+    assert methods["custom"]["result"] == "as sum makes it"
 
 
 def test_explain_refuses_a_split_by_values_of_an_unfinished_call() -> None:

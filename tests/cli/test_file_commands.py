@@ -1,4 +1,4 @@
-"""`phalanx runs PATH`."""
+"""`phalanx runs PATH` and `phalanx trace FILE`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from phalanx.checkpoint.steps import Step
 from phalanx.cli.main import app
+from phalanx.tracing.files import write
 from tests.checkpoint.save_workers import writing
+from tests.tracing.made_up import TRACE
 
 runner = CliRunner()
 
@@ -79,8 +81,39 @@ def test_a_step_that_is_being_written_is_listed_as_half_written(path: Path) -> N
     assert [cells[1] for cells in rows(ended.stdout)] == ["complete", "complete", "half-written"]
 
 
-def test_a_path_without_saved_steps_is_an_error(tmp_path: Path) -> None:
-    ended = runner.invoke(app, ["runs", str(tmp_path / "nothing")])
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(TRACE, tmp_path / "run.json")
+
+
+def test_a_trace_is_summarized_as_text_or_json_and_converted_to_a_page(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    text = runner.invoke(app, ["trace", str(file)])
+    data = runner.invoke(app, ["trace", str(file), "--json"])
+    other = runner.invoke(app, ["trace", str(file), "--html", str(page)])
+
+    assert (text.exit_code, other.exit_code) == (0, 0)
+    assert "policy.actor.generate" in text.stdout
+    assert "ValueError: no" in text.stdout
+    assert json.loads(data.stdout)["methods"][0]["call"] == "policy.actor.update"
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["runs", "{file}.nothing"], "nothing was saved at"),
+        (["trace", "nowhere.json"], "nowhere.json: No such file"),
+        (["trace", "report.html"], "expected a trace that px.trace wrote as .json"),
+        (["trace", "{file}", "--html", "report.txt"], "expected a path that ends in .html"),
+    ],
+)
+def test_invalid_arguments_are_an_error_of_one_line_with_exit_code_2(
+    file: Path, arguments: list[str], says: str
+) -> None:
+    ended = runner.invoke(app, [one.format(file=file) for one in arguments])
 
     assert ended.exit_code == 2
-    assert "nothing was saved at" in ended.stderr
+    assert says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert [path.name for path in file.parent.iterdir()] == ["run.json"]
