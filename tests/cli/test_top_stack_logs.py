@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import duration, rank_status, running_calls
+from phalanx.cli.common import duration, rank_status
 from phalanx.cli.rank_commands import by_place
 from phalanx.cli.top_command import render
 from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
@@ -73,7 +73,7 @@ def test_running_calls_have_readable_names_and_the_longest_call_is_first() -> No
     methods = {1: "actor.__phalanx_run__", 2: "update", 3: ""}
     status = ProcessStatus(True, {1: 0.5, 2: 3.0, 3: 1.0}, methods=methods)
 
-    assert [tuple(call.values()) for call in running_calls(status)] == [
+    assert [tuple(call.values()) for call in rank_status(rank(0), status)["doing"]] == [
         ("update", 3.0),
         ("a call", 1.0),
         ("actor.run(...)", 0.5),

@@ -49,21 +49,16 @@ def titled_table(title: Text, rows: Sequence[dict[str, Any]], *notes: str) -> Re
     return Group(title, Table("", columns, tuple(tuple(row.values()) for row in rows), notes))
 
 
-def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:
-    """Return method and seconds of the running calls of a rank, the longest first."""
-    calls: list[dict[str, Any]] = []
+def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
+    """Return a rank and its activity as plain data; of its running calls, the longest is the first."""
+    doing: list[dict[str, Any]] = []
     for number, seconds in sorted(status.running.items(), key=lambda call: -call[1]):
         role, dot, method = status.methods.get(number, "").rpartition(".")
-        calls.append({"method": role + dot + _NAMES.get(method, method), "seconds": seconds})
-    return calls
-
-
-def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
-    """Return a rank and its activity as plain data."""
+        doing.append({"method": role + dot + _NAMES.get(method, method), "seconds": seconds})
     return {
         **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
         **{name: getattr(status, name) for name in ("reachable", "note", "status")},
-        "doing": running_calls(status),
+        "doing": doing,
         "stack": status.stack.splitlines(),
     }
 

@@ -19,9 +19,6 @@ STARTING = "__init__"
 #: Prefix of the name of a channel's counter, and the names of its two series.
 CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
 
-#: Fields of a part that are times, in chronological order.
-PART_TIMES = ("received", "started", "finished", "returned", "fetched")
-
 
 class TrackKey(NamedTuple):
     """Key of a track: a rank in an epoch of a group, which is a process."""
@@ -117,7 +114,8 @@ class TracedCall:
     def last_seen(self) -> int:
         """The latest known time of the call."""
         times = [self.began, self.planned, self.sent, self.ended]
-        times += [getattr(part, name) for part in self.parts for name in PART_TIMES]
+        for part in self.parts:
+            times += [part.received, part.started, part.finished, part.returned, part.fetched]
         return max(time or 0 for time in times)
 
     @property
