@@ -1,12 +1,14 @@
-"""``px.trace`` on groups of every backend: records of calls that succeed or fail, and of starts."""
+"""``px.trace`` on groups of every backend: records of calls that succeed, fail, hang or die, and of starts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 
 import phalanx as px
 from phalanx.calls.call_state import SILENT, listening
-from phalanx.tracing.events import RankSpan, Trace, TracedCall
+from phalanx.tracing.events import WAITING, RankSpan, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
@@ -48,6 +50,22 @@ class Traced(px.Worker):
         if self.rank == rank:
             raise ValueError("as told")
         return self.rank
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def die_on(self, rank: int) -> None:
+        with px.span("last words"):
+            if self.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def hang(self) -> None:
+        threading.Event().wait()
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def ask(self, other: Any) -> Any:
+        with px.trace() as inner:
+            other.empty()
+        return outcomes(inner.events)
 
     @px.register(px.Dispatch.ONE_TO_ALL, rerun_on_restart=True)
     def load(self, value: int) -> None:
@@ -339,6 +357,92 @@ def test_unreadable_events_of_a_rank_are_a_note_and_not_an_error(
         f"The trace file of rank {r} of traced cannot be read: nothing answers" for r in (0, 1)
     )
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
+
+
+def test_a_trace_counts_the_items_of_channels_that_are_used() -> None:
+    with px.Channel(name="traced", backend="inline") as channel:
+        channel.put(0)
+        with px.trace() as trace, px.Channel(name="later", backend="inline") as later:
+            assert trace.events.counters == ()
+            channel.put(1)
+            channel.put(2)
+            channel.get()
+            (counter,) = trace.events.counters
+            later.put(0)
+            assert len(trace.events.counters) == 2
+
+    # the last value follows the acknowledgement
+    assert (counter.name, counter.values[WAITING]) == ("channel traced", (2, 3, 2, 2))
+
+
+@pytest.fixture
+def pair(ray_cluster: None) -> Iterator[px.ResourcePool]:
+    """Two slots on Ray, for ranks that die or hang."""
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
+        yield made
+
+
+def outcomes(trace: Trace) -> list[tuple[str, list[bool]]]:
+    """Return the method of each call, and whether each rank returned."""
+    return [(call.method, [part.returned is not None for part in call.parts]) for call in trace.calls]
+
+
+def test_a_trace_has_the_events_of_a_rank_before_it_was_killed(pair: px.ResourcePool) -> None:
+    with px.trace() as trace, px.WorkerGroup(pair, Traced) as group, pytest.raises(px.WorkerDiedError):
+        group.die_on(1)
+
+    assert outcomes(trace.events)[-1] == ("die_on", [True, False])
+    assert trace.events.calls[-1].parts[1].started is not None
+    assert [s.ended is None for s in trace.events.spans if s.track and s.track.rank == 1] == [True]
+    assert trace.events.notes == ()
+
+
+def test_a_trace_shows_a_cancelled_or_late_call_with_its_error_and_unfinished_ranks(
+    pair: px.ResourcePool,
+) -> None:
+    with px.trace() as trace, px.WorkerGroup(pair, Traced) as group:
+        group.empty()
+        group.hang.submit().cancel()
+        with pytest.raises(px.CallTimeout):
+            group.hang.options(timeout=1.0)()
+    cancelled, late = [call for call in trace.events.calls if call.method == "hang"]
+
+    assert str(cancelled.error).startswith("CallCancelled")
+    # a rank that had not begun the cancelled call records nothing, or an interrupt
+    assert all(part.error is None or part.error.startswith("Interrupted") for part in cancelled.parts)
+    assert str(late.error).startswith("CallTimeout")
+    assert all(part.started is not None and part.returned is None for part in late.parts)
+
+
+@pytest.mark.slow
+def test_each_driver_of_a_group_traces_only_its_own_calls(pair: px.ResourcePool) -> None:
+    with (
+        px.trace() as trace,
+        px.WorkerGroup(pair[0:1], Traced, name="callee") as callee,
+        px.WorkerGroup(pair[1:2], Traced, name="caller") as caller,
+    ):
+        callee.empty()
+        seen = caller.ask(callee)
+
+    assert seen == [[("empty", [True])]]
+    found = [(call.group, call.method) for call in trace.events.calls if call.method != "__init__"]
+    assert found == [("callee", "empty"), ("caller", "ask")]
+
+
+def test_an_attached_driver_traces_its_calls_of_a_detached_group(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_BACKEND", "ray")  # where px.attach looks
+    with px.ResourcePool([1], use_gpu=False, detached=True) as pool:
+        owned = px.WorkerGroup(pool, Traced, name="traced-detached", detached=True)
+        try:
+            with px.trace() as trace:
+                px.attach("traced-detached").empty()
+        finally:
+            owned.close()
+
+    assert outcomes(trace.events) == [("empty", [True])]
+    assert [track.pid > 0 for track in trace.events.tracks] == [True]
 
 
 SCRIPT = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from phalanx.display.registry_records import (
@@ -27,19 +29,8 @@ def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> 
         RankRecord(0, "node", "host", 11, "0", "/logs/rank-0.log", side),
         RankRecord(1, "node", "host", 12),
     )
-    return GroupRecord(
-        run=of,
-        number=number,
-        name=name,
-        state="ready",
-        epoch=0,
-        pool="pool",
-        changed=2.0,
-        roles={"actor": "Actor"},
-        methods={"actor": ["update"]},
-        detached=detached,
-        ranks=ranks,
-    )
+    facts: dict[str, Any] = {"roles": {"actor": "Actor"}, "methods": {"actor": ["update"]}}
+    return GroupRecord(of, number, name, "ready", 0, "pool", 2.0, **facts, detached=detached, ranks=ranks)
 
 
 def test_registry_records_are_read_as_written_and_unreadable_records_are_skipped() -> None:

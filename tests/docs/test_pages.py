@@ -26,7 +26,7 @@ ELSEWHERE = {
     "quick-start": "test_quick_start.py",
     "how-to/vllm": "tests/engines/vllm/test_page.py",
     "migrating-from-verl": "test_the_page_about_verl_runs_in_a_process_of_its_own",
-    **{name_of(page): "test_tutorial.py" for page in (DOCS / "tutorial").glob("*.md")},
+    **{name_of(page): "tests/examples" for page in (DOCS / "tutorial").glob("*.md")},
 }
 
 
@@ -169,3 +169,21 @@ def test_ray_accepts_the_cluster_file_and_workers_of_the_kuberay_job_have_shared
 
     launcher = pytest.importorskip("ray.autoscaler._private.util")
     launcher.validate_config(launcher.prepare_config(yaml.safe_load(titled("cluster.yaml").text)))
+
+
+SCRIPTS = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
+CHAPTERS = sorted((DOCS / "tutorial").glob("[0-9]*.md"))
+
+
+def test_every_script_has_a_chapter() -> None:
+    assert [page.name.split("-")[0] for page in CHAPTERS] == [str(int(s.name.split("_")[0])) for s in SCRIPTS]
+
+
+@pytest.mark.parametrize(("page", "script"), zip(CHAPTERS, SCRIPTS, strict=True), ids=map(name_of, CHAPTERS))
+def test_the_code_of_a_chapter_is_part_of_its_script(page: Path, script: Path) -> None:
+    source = script.read_text(encoding="utf-8")
+    code = [block for block in blocks(page) if block.language == "python"]
+
+    assert f"`examples/tutorial/{script.name}`" in page.read_text(encoding="utf-8")
+    assert code
+    assert [block.where for block in code if block.raw not in source] == []

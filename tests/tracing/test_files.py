@@ -22,9 +22,10 @@ from opentelemetry.trace import StatusCode
 
 import phalanx as px
 from phalanx.tracing import files
+from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.events import Counter as Counted
-from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.files import DRIVER_PID, chrome_events, entries, load, write
+from phalanx.tracing.html import resampled, to_html
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 
@@ -122,6 +123,38 @@ def test_the_report_loads_no_external_resources_and_draws_charts_of_odd_values(t
     assert text.count("<polyline") == 8
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
     assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
+
+
+S = 1_000_000_000
+FULL = Counted(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})
+COUNTED = Trace(0, 10 * S, counters=(FULL,))
+
+
+def test_counters_are_chrome_events_and_the_report_has_a_chart_of_each_series() -> None:
+    found = [(event["ts"], event["args"][WAITING]) for event in chrome_events(COUNTED) if event["ph"] == "C"]
+    page = to_html(COUNTED)
+
+    assert found == [(0.0, 0.0), (2e6, 3.0), (6e6, 1.0)]
+    assert resampled(FULL.at, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
+    assert "channel answers: items that wait, over 10 s" in page
+    assert "channel answers: age of the oldest, ms, over 10 s" in page
+    assert [m for m in ("0.75", "1", "2", "3") if f'text-anchor="end">{m}<' in page] == ["1", "2", "3"]
+
+
+def test_equal_counters_of_ranks_share_a_chart_with_room_for_large_numbers() -> None:
+    counters = tuple(
+        Counted(
+            f"engine of rollout rank {rank}", (0, S), {"running": (0.0, 1.0), "tokens": (0.0, 2e6 * rank)}
+        )
+        for rank in range(2)
+    )
+    page = to_html(replace(COUNTED, counters=counters))
+    label = re.search(r'<text x="(\d+)" [^>]*text-anchor="end">2,000,000<', page)
+
+    assert page.count("engine of rollout: running, over 10 s") == 1
+    assert page.count('<div class="chart">') == 2
+    assert "<title>rank 0</title>" in page and "<title>rank 1</title>" in page
+    assert label is not None and int(label[1]) >= 8 * len("2,000,000")
 
 
 def test_the_report_escapes_names_from_users(tmp_path: Path) -> None:

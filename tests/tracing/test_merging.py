@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall, Track
-from phalanx.tracing.merging import TracedEpoch, merge
+from phalanx.tracing.events import Counter, RankSpan, Span, Trace, TracedCall, Track
+from phalanx.tracing.merging import MOST_POINTS, TracedEpoch, merge
 from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import at, key
 
@@ -55,3 +55,21 @@ def test_counts_of_a_rank_that_stays_through_a_resize_are_merged_once() -> None:
 
     assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(5)), {"running": (1.0, 5.0)})
     assert [span.track for span in trace.spans] == [key(0, epoch=0), key(0, epoch=1)]
+
+
+def counted(waiting: dict[int, float], began: int, ended: int) -> tuple[Counter, ...]:
+    """Return the counters of a trace in which ``waiting`` maps times to numbers of items."""
+    log = SpanLog(counts=[("c", at, {"waiting": value}) for at, value in waiting.items()])
+    return merge([], [], log, Trace(began, ended)).counters
+
+
+def test_a_counter_begins_with_its_value_before_the_trace_and_is_limited_in_points() -> None:
+    waiting = {1: 5.0, 4: 2.0, 9: 1.0}
+
+    assert counted(waiting, 2, 8) == (Counter("c", (2, 4), {"waiting": (5.0, 2.0)}),)
+    assert counted(waiting, 0, 0) == ()
+
+    (counter,) = counted({at: float(at) for at in range(10 * MOST_POINTS + 1)}, 0, 10 * MOST_POINTS)
+
+    assert MOST_POINTS // 2 <= len(counter.at) <= MOST_POINTS + 1
+    assert counter.at[0] == 0 and counter.values["waiting"][-1] == 10 * MOST_POINTS
