@@ -154,6 +154,8 @@ def test_doctor_inspects_the_cluster(address: str, group: Any) -> None:
 
     assert data["machine"]["cluster"]["address"] == address
     assert data["machine"]["cluster"]["cpus"] == ray.cluster_resources()["CPU"]
+    assert set(data["machine"]["limits"]) == {"nofile", "nproc", "memlock", "core"}
+    assert data["machine"]["versions"]["ray"] == ray.__version__
     assert ran.exit_code == (1 if data["findings"] else 0)
 
 
