@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from phalanx.calls.call_state import SILENT, listening
 from phalanx.tracing.events import WAITING, RankSpan, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
+from tests.support.scripts import start
 
 SLOW_ON_RAY = True
 
@@ -464,10 +463,12 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "end", ["px.shutdown()", pytest.param("raise SystemExit(3)", marks=pytest.mark.slow)]
 )
-def test_the_trace_variable_records_a_complete_run(tmp_path: Path, end: str) -> None:
+def test_the_trace_variable_records_a_complete_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     (tmp_path / "driver.py").write_text(SCRIPT.format(end=end))
-    env = {**os.environ, "PHALANX_TRACE": "out/run.json", "PHALANX_BACKEND": "inline"}
-    env.pop("PHALANX_PROCESS", None)
-    subprocess.run([sys.executable, "driver.py"], cwd=tmp_path, env=env, timeout=60, check=False)
+    monkeypatch.setenv("PHALANX_TRACE", "out/run.json")
+    monkeypatch.delenv("PHALANX_PROCESS", raising=False)
+    start(tmp_path / "driver.py", backend="inline", folder=tmp_path)
 
     assert [call.method for call in load(tmp_path / "out/run.json").calls] == ["__init__", "ping"]

@@ -27,17 +27,25 @@ def loaded_by(statement: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+HELP = """
+import contextlib, phalanx.cli.main
+with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+    phalanx.cli.main.app(["--help"])
+"""
+
+
 @pytest.mark.parametrize(
-    "names",
+    "statement",
     [
-        "dir(px), px.__all__, px.__version__",
-        "px.weights, px.channels, px.checkpoint, px.data, px.debug, px.engines, px.errors",
-        "px.PhalanxError, px.register, px.Dispatch, px.Execute, px.Mesh",
+        "import phalanx as px; dir(px), px.__all__, px.__version__",
+        "from phalanx import weights, channels, checkpoint, data, debug, engines, errors",
+        "from phalanx import PhalanxError, register, Dispatch, Execute, Mesh",
+        HELP,
     ],
-    ids=["names", "submodules", "errors and declarations"],
+    ids=["names", "submodules", "errors and declarations", "help"],
 )
-def test_importing_the_package_and_using_its_light_names_loads_no_heavy_module(names: str) -> None:
-    assert loaded_by(f"import phalanx as px; {names}").isdisjoint(HEAVY)
+def test_light_names_and_the_help_of_the_command_load_no_heavy_module(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize("facade", FACADES)
