@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import secrets
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -174,7 +174,6 @@ class CallTracer(CallListener):
         self._epochs: list[TracedEpoch] = []
         self._open: WeakKeyDictionary[CallInfo, TracedCall] = WeakKeyDictionary()
         self._current: WeakKeyDictionary[Group, TracedEpoch] = WeakKeyDictionary()
-        self._names: dict[str, weakref.ref[Group]] = {}
 
     def planned(self, call: CallInfo) -> None:
         now, method = time.time_ns(), call.method
@@ -266,7 +265,7 @@ class CallTracer(CallListener):
             if epoch is None or epoch.epoch != number:
                 if epoch is not None:
                     epoch.end()
-                epoch = TracedEpoch(self._name(core), number)
+                epoch = TracedEpoch(epoch.group if epoch is not None else self._unused(core.name), number)
                 self._current[core] = epoch
                 self._epochs.append(epoch)
                 core.before_end.append(epoch.collect_last)
@@ -289,13 +288,11 @@ class CallTracer(CallListener):
             track = Track(key, slot.host, slot.node_id, endpoint.facts.pid, slot.accelerator_ids, opened=now)
             epoch.tracks.append(track)
 
-    def _name(self, core: Group) -> str:
-        """Return the group's name; with a number if another group of that name is in the trace."""
-        name, number = core.name, 1
-        while self._names.setdefault(name, weakref.ref(core))() is not core:
-            number += 1
-            name = f"{core.name} ({number})"
-        return name
+    def _unused(self, name: str) -> str:
+        """Return ``name``; with a number if another group of that name is in the trace."""
+        taken = {epoch.group for epoch in self._epochs}
+        numbered = (f"{name} ({number})" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
 class _Traces:
