@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +17,6 @@ import phalanx as px
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup  # pyright: ignore[reportMissingImports]
-
-
-class Unpicklable(Exception):
-    """An error that cannot be pickled."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = (lambda: None for _ in range(1))
 
 
 class Probe(px.Worker):
@@ -72,7 +66,7 @@ class Probe(px.Worker):
         if kind == "group":
             raise ExceptionGroup("two", [ValueError("a"), KeyError("b")])
         if kind == "unpicklable":
-            raise Unpicklable("cannot travel")
+            raise RuntimeError("cannot travel", threading.Lock())
         raise ValueError(f"bad value on rank {self.rank}")
 
     @px.register
@@ -196,7 +190,7 @@ def test_an_exception_group_is_raised_as_an_exception_group(group: Any) -> None:
 def test_the_backend_reads_the_files_of_every_rank(group: Any) -> None:
     transport, endpoints = group.core.backend, group.core.endpoints
     paths = [endpoint.facts.files + ".test" for endpoint in endpoints]
-    group.run(_write, paths)
+    group.run(lambda worker: Path(paths[worker.rank]).write_text(f"rank {worker.rank}"))
     assert [transport.read(e, p, 0, 100) for e, p in zip(endpoints, paths, strict=True)] == [
         f"rank {rank}".encode() for rank in range(group.world_size)
     ]
@@ -221,11 +215,6 @@ def test_a_constructor_that_raises_leaves_no_group(pool: px.ResourcePool) -> Non
         px.WorkerGroup(pool, FailsOnRankOne)
     assert isinstance(caught.value, ValueError)
     assert len(pool.groups) == before
-
-
-def _write(worker: px.Worker, paths: list[str]) -> None:
-    with open(paths[worker.rank], "w") as file:
-        file.write(f"rank {worker.rank}")
 
 
 class Unreadable:
