@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,10 +37,6 @@ def small_llama(tied: bool = False) -> LlamaForCausalLM:
         tie_word_embeddings=tied,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def tied_llama() -> LlamaForCausalLM:
-    return small_llama(tied=True)
 
 
 class TestPadded(EngineConformance):
@@ -176,7 +173,7 @@ def test_impossible_limits_and_a_missing_model_folder_are_refused() -> None:
     assert refused == "SamplingParams(log_probs=6): this engine returns at most the 5 likeliest tokens"
 
 
-@pytest.mark.parametrize("model", [small_llama, tied_llama], ids=["untied", "tied"])
+@pytest.mark.parametrize("model", [small_llama, partial(small_llama, tied=True)], ids=["untied", "tied"])
 def test_engines_added_by_a_resize_have_the_weights_of_the_last_sync(backend: str, model: Any) -> None:
     with px.ResourcePool([1], use_gpu=False) as one, px.ResourcePool([2], use_gpu=False) as two:
         source = px.WorkerGroup(one, Source.bind(model()))
