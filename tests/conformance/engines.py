@@ -105,9 +105,8 @@ class EngineConformance:
 
     @pytest.fixture(scope="class")
     def sync(self, source: Any, rollout: Any) -> Iterator[px.WeightSync]:
-        made = px.WeightSync(source, rollout, "policy")
-        yield made
-        made.close()
+        with px.WeightSync(source, rollout, "policy") as made:
+            yield made
 
     def test_log_probabilities_of_sampled_tokens_are_those_of_the_model(
         self, rollout: Any, reference: Reference

@@ -1,6 +1,6 @@
 """Data types of engines: sampling parameters, completions, vocabularies, statistics.
 
-Dispatch treats values that calls pass as values without rows.
+Types that calls pass are registered as values without rows.
 """
 
 from __future__ import annotations
