@@ -272,3 +272,17 @@ def test_a_source_frees_its_segments_after_its_target_is_closed(both: Both) -> N
         with pytest.raises(px.GroupClosed):
             sync()
     assert within(5, lambda: segments(source) == [0, 0])
+
+
+def test_torn_weights_stop_calls_of_other_drivers(both: Both) -> None:
+    def ask(_: Peer, view: px.WorkerGroup) -> int:
+        return len(view.arrived())
+
+    source, target = both
+    with syncing(source, target) as sync:
+        sync()
+        assert source.run(ask, target) == [2, 2]
+        target.restart()
+
+        with pytest.raises(px.weights.WeightsTorn):
+            source.run(ask, target)
