@@ -77,6 +77,18 @@ def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     return shared
 
 
+def test_a_failure_names_its_ranks_once_and_leaves_the_group_ready_if_all_ranks_return(
+    group: px.WorkerGroup,
+) -> None:
+    for view, ranks in ((group[1], (1,)), (group, (0, 1, 2))):
+        with pytest.raises(ValueError, match="size 3") as raised:
+            view.refuse(3)
+        assert raised.value.cause_ranks == ranks
+        assert raised.value.victims == ()
+
+    assert group.ping() == [0, 1, 2]
+
+
 def test_the_error_of_a_failed_argument_keeps_its_type(group: px.WorkerGroup) -> None:
     failed = group.refuse.submit(3)
 

@@ -215,6 +215,18 @@ def test_cancel_ends_ranks_that_do_not_yield_and_breaks_the_group(
     assert group.state == "broken"
 
 
+@pytest.mark.slow
+def test_a_restart_ends_the_processes_and_collectives_work_again(group: px.WorkerGroup) -> None:
+    group.join()
+    before = group.pid()
+
+    group.restart()
+
+    assert not any(map(is_there, before))
+    group.join()
+    assert group.reduce() == [4.0, 4.0, 4.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
     [("surrogate", ValueError, r"unexpected file \\udce9"), ("result", px.RemoteCallError, "lock")],

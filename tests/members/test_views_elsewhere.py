@@ -29,10 +29,6 @@ class Trainer(px.Worker):
         self.total += part
         return self.total.item()
 
-    @px.register(px.Dispatch.RANK_ZERO)
-    def tell(self) -> float:
-        return self.total.item()
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"total": self.total}
 
@@ -51,13 +47,6 @@ class Caller(px.Worker):
     def train(self, x: float) -> list[float] | str:
         try:
             return self.group.train(x)
-        except px.PhalanxError as error:
-            return type(error).__name__
-
-    @px.register(px.Dispatch.RANK_ZERO)
-    def tell(self) -> float | str:
-        try:
-            return self.group.tell()
         except px.PhalanxError as error:
             return type(error).__name__
 
@@ -84,22 +73,7 @@ def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
     return caller.train(x) if found == "StaleEpoch" else found
 
 
-def test_a_view_works_after_replacements_and_a_restart(
-    trainer: px.WorkerGroup, caller: px.WorkerGroup
-) -> None:
-    px.replace_ranks(trainer, 1)
-    assert until_it_goes_on(caller, 1.0) == [6.0] * 3
-
-    px.snapshot(trainer)
-    px.replace_ranks(trainer, [0])
-    assert until_it_goes_on(caller, 2.0) == [12.0] * 3
-    assert caller.tell() == 12.0
-
-    trainer.restart()
-    assert until_it_goes_on(caller, 1.0) == [3.0] * 3
-
-
-def test_calls_of_a_view_end_during_a_replacement_and_stop_no_other_rank(
+def test_calls_of_a_view_during_a_replacement_stop_no_other_rank_and_later_calls_work(
     trainer: px.WorkerGroup, caller: px.WorkerGroup
 ) -> None:
     processes = trainer.core.endpoints
@@ -114,3 +88,9 @@ def test_calls_of_a_view_end_during_a_replacement_and_stop_no_other_rank(
         False,
         True,
     ]
+
+    px.restore(trainer)
+    px.replace_ranks(trainer, [0])
+    assert until_it_goes_on(caller, 2.0) == [9.0] * 3
+    trainer.restart()
+    assert until_it_goes_on(caller, 1.0) == [3.0] * 3
