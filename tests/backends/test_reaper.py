@@ -65,12 +65,6 @@ def tree() -> Iterator[Tree]:
     made.process.stdout.close()
 
 
-def watching(tree: Tree) -> Reaper:
-    reaper = Reaper()
-    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})
-    return reaper
-
-
 SHARING = """
 import time
 from multiprocessing import get_context, resource_tracker, shared_memory
@@ -107,7 +101,9 @@ def test_the_reaper_removes_the_folders_of_a_rank_and_no_others(
     for mark in (tree.mark, "77-another"):
         (tmp_path / f"phalanx-{mark}-x7_a" / "within").mkdir(parents=True)
 
-    watching(tree).end([tree.process.pid])
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.mark)]})
+    reaper.end([tree.process.pid])
 
     assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
 

@@ -58,20 +58,16 @@ def by_rank(call: CallPlan) -> list[tuple[int, tuple[Any, ...], dict[str, Any]]]
     return [(rank, *given) for rank, given in zip(call.ranks, call.arguments(), strict=True)]
 
 
-def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:
-    """Return the outputs of the ranks. A dropped output is None."""
-    return [
-        method(*args, **kwargs) if call.keeps(position) else None
-        for position, (_, args, kwargs) in enumerate(by_rank(call))
-    ]
-
-
 def run(
     spec: MethodSpec, target: FakeTarget, *args: Any, method: Callable[..., Any] = echo, **kwargs: Any
 ) -> Any:
-    """Return the value of a call whose ranks run ``method`` in this process."""
+    """Return the value of a call whose ranks run ``method`` in this process. A dropped output is None."""
     call = plan(spec, target, args, kwargs)
-    return gather(call.gather, outputs_of(call, method), target)
+    outputs = [
+        method(*args, **kwargs) if call.keeps(position) else None
+        for position, (_, args, kwargs) in enumerate(by_rank(call))
+    ]
+    return gather(call.gather, outputs, target)
 
 
 @dataclass

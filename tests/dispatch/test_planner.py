@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute, collecting, custom_mode
-from phalanx.dispatch.modes import dealt_or_same, plan
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, run, spec_of
@@ -66,16 +66,6 @@ def test_arguments_without_rows_reach_every_rank_unchanged() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (config,), {})
     assert call.rows is None
     assert call.args[0].value is config
-
-
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"x": [1, 2, 3]}, {"x": (1, 2, 3, 4)}, {"x": [1, 2, 3, 4], "y": 5}], ids=repr
-)
-def test_execute_all_deals_elements_only_if_all_arguments_are_lists_of_world_size(
-    kwargs: dict[str, Any],
-) -> None:
-    assert dealt_or_same(4, list(kwargs.values())) is Dispatch.ONE_TO_ALL
-    assert dealt_or_same(4, [[1, 2, 3, 4], ["a", "b", "c", "d"]]) is Dispatch.ALL_TO_ALL
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from tensordict import TensorDict, tensorclass
 
 from phalanx.collect.join import join_rows
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, split_rows
-from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, meshed, run, same, spec_of
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
@@ -99,12 +98,6 @@ def test_rows_split_over_a_mesh_are_returned_unchanged(
     assert same(run(spec, meshed(pp=pp, dp=dp, cp=cp, tp=tp), value), value)
 
 
-def test_a_function_argument_reaches_every_rank_with_its_rows() -> None:
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    out = run(spec, FakeTarget(3), str, [0, 1, 2, 3], method=lambda function, x: list(map(function, x)))
-    assert out == ["0", "1", "2", "3"]
-
-
 @settings(max_examples=100, deadline=None)
 @given(VALUES, st.integers(1, 9))
 def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
@@ -115,12 +108,6 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert counts == sorted(counts, reverse=True)
     assert same(join_rows(pieces), before)
     assert same(value, before)
-
-
-def test_ranks_without_rows_get_an_empty_shard_of_a_registered_type() -> None:
-    spec = spec_of(Dispatch.mesh("actor", balance=_lengths))
-    call = plan(spec, meshed(dp=3), (Table([7]),), {})
-    assert [args[0] for _, args, _ in by_rank(call)] == [Table([7]), Table([]), Table([])]
 
 
 def _lengths(value: Any) -> list[int]:
