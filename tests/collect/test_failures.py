@@ -173,13 +173,6 @@ def test_causes_come_first_and_the_earliest_cause_before_other_causes(
     assert [failure.rank for failure in combined(*reports).failures] == order
 
 
-def test_a_timeout_has_its_seconds_and_only_the_ranks_that_had_not_finished() -> None:
-    error = combined(late(0), late(1, "finished"), timeout=5.0)
-
-    assert isinstance(error, CallTimeout)
-    assert (error.timeout, error.ranks, len(error.failures)) == (5.0, (0,), 2)
-
-
 kinds = st.sampled_from([bad, gone, died, stopped, late, lambda rank, **more: late(rank, "finished", **more)])
 many_reports = st.lists(st.tuples(kinds, st.none() | st.floats(0, 9)), min_size=1, max_size=9).map(
     lambda drawn: [make(rank, at=at) for rank, (make, at) in enumerate(drawn)]

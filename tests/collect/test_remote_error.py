@@ -70,22 +70,9 @@ class Final(Exception):
         raise TypeError("no subclasses")
 
 
-class Meta(type):
-    def __call__(cls, *args: object) -> object:
-        raise TypeError("not to be called")
-
-
-class WithMeta(Exception, metaclass=Meta):
-    pass
-
-
-def with_meta() -> Exception:
-    return WithMeta.__new__(WithMeta, "text")
-
-
-def failed_with(*excs: BaseException, plain: type[RemoteCallError] = RemoteCallError) -> RemoteCallError:
+def failed_with(*excs: BaseException) -> RemoteCallError:
     failures = tuple(report_of(capture(exc, rank=rank)) for rank, exc in enumerate(excs))
-    return remote_error(plain, TEXT, group="actor", method="update", failures=failures)
+    return remote_error(RemoteCallError, TEXT, group="actor", method="update", failures=failures)
 
 
 EXCEPTIONS = [
@@ -102,7 +89,6 @@ EXCEPTIONS = [
     OnlyRead("x"),
     Slotted(3),
     OwnReduce("x"),
-    with_meta(),
     subprocess.CalledProcessError(3, ["ls"], output=b"out"),
     Exception("plain"),
 ]

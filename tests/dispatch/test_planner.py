@@ -83,9 +83,6 @@ def test_padding_repeats_the_rows_of_a_shard_from_its_first_and_leaves_an_empty_
     assert [args[0].tolist() for _, args, _ in by_rank(call)] == pieces
     assert call.gather.trim == trim
 
-    on_one = plan(spec_of(Dispatch.RANK_ZERO, pad_to_multiple=4), FakeTarget(2), ([0, 1],), {}, ranks=(1,))
-    assert by_rank(on_one) == [(1, ([0, 1],), {})]
-
 
 TWO = FakeTarget(2)
 
