@@ -27,6 +27,18 @@ def loaded_by(statement: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+#: Packages and modules without tensors.
+LIGHT = (
+    "errors",
+    "config",
+    "topology",
+    "declare",
+    "tracing",
+    "display",
+    "checkpoint.storage",
+    "checkpoint.steps",
+)
+LIGHT_MODULES = [name for name in MODULES if name.removeprefix("phalanx.").startswith(LIGHT)]
 HELP = """
 import contextlib, phalanx.cli.main
 with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
@@ -40,9 +52,10 @@ with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
         "import phalanx as px; dir(px), px.__all__, px.__version__",
         "from phalanx import weights, channels, checkpoint, data, debug, engines, errors",
         "from phalanx import PhalanxError, register, Dispatch, Execute, Mesh",
+        f"import {', '.join(LIGHT_MODULES)}",
         HELP,
     ],
-    ids=["names", "submodules", "errors and declarations", "help"],
+    ids=["names", "submodules", "errors and declarations", "layers without tensors", "help"],
 )
 def test_light_names_and_the_help_of_the_command_load_no_heavy_module(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(HEAVY)

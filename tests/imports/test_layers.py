@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.imports.source import MODULES, imports, imports_of
+from tests.imports.source import MODULES, imports_of
 
 # Modules of phalanx.weights below the driver's side: pure planning, and the parts that run on ranks.
 WEIGHT_PLANNING = (
@@ -72,16 +72,6 @@ MAY_USE_COMPAT = {
     "phalanx.compat",
     "phalanx.cli",
 }  # `phalanx verl` puts the drop-in under a program of verl's
-WITHOUT_TORCH = {
-    "phalanx.errors",
-    "phalanx.config",
-    "phalanx.topology",
-    "phalanx.declare",
-    "phalanx.tracing",
-    "phalanx.display",
-    "phalanx.checkpoint.storage",
-    "phalanx.checkpoint.steps",
-}
 _ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 
 
@@ -121,12 +111,6 @@ def test_ray_is_imported_only_by_its_backend_and_the_drop_in() -> None:
     assert [module for module in without if "ray" in roots(imports_of(module))] == []
 
 
-def test_importing_a_layer_without_tensors_never_loads_torch() -> None:
-    without = [module for module in MODULES if row(module) in WITHOUT_TORCH]
-
-    assert [module for module in without if "torch" in roots(imports_of(module, loaded=True))] == []
-
-
 def test_only_the_drop_in_and_the_command_name_the_drop_in() -> None:
     others = [module for module in MODULES if row(module) not in MAY_USE_COMPAT]
 
@@ -144,12 +128,6 @@ def test_only_one_module_of_the_drop_in_imports_the_drivers_side() -> None:
 
 def test_every_module_is_in_a_row_of_the_table() -> None:
     assert [name for name in MODULES if row(name) == "phalanx"] == ["phalanx"]
-
-
-def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_module() -> None:
-    source = "if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy\ndef f():\n    import ray"
-
-    assert list(imports(source, "phalanx.errors", loaded=True)) == ["numpy"]
 
 
 @pytest.mark.parametrize(
