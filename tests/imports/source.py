@@ -46,15 +46,6 @@ def imports_of(module: str) -> set[str]:
     return set(imports(path.read_text(), module, is_package=path.name == "__init__.py"))
 
 
-def hidden_imports(source: str) -> Iterator[tuple[int, int]]:
-    """Yield the lines of each function or block for type checkers and of each import inside."""
-    for block in ast.walk(ast.parse(source)):
-        is_for_type_checkers = isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_type_checkers:
-            inside = (node for node in ast.walk(block) if isinstance(node, ast.Import | ast.ImportFrom))
-            yield from ((block.lineno, node.lineno) for node in inside)
-
-
 def called(call: ast.Call) -> str | None:
     """Return the name of the called function."""
     if isinstance(call.func, ast.Attribute):
