@@ -37,6 +37,8 @@ def main(address: str, ending: str) -> None:
         print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
         if call is not None:
             call.result()
+        if ending == "put":
+            group.run(lambda worker, channel: channel.put_many([bytes(1 << 20)] * 2), px.Channel(1))
         if ending == "exception":
             raise ValueError("the driver's own mistake")
         if ending == "exit":
@@ -92,12 +94,20 @@ def start() -> Iterator[Callable[[str], Driver]]:
         driver.process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("ending", "signum"),
+    [
+        ("call", signal.SIGKILL),
+        ("call", signal.SIGINT),
+        ("call", signal.SIGTERM),
+        ("put", signal.SIGKILL),  # the ranks wait at a channel
+    ],
+)
 def test_a_driver_that_a_signal_ends_during_a_call_leaves_nothing_after_5_s(
-    signum: signal.Signals, start: Callable[[str], Driver]
+    ending: str, signum: signal.Signals, start: Callable[[str], Driver]
 ) -> None:
     free = ray.available_resources()["object_store_memory"]
-    driver = start("call")
+    driver = start(ending)
     assert all(map(is_there, driver.pids))
     time.sleep(0.3)  # it waits for its call then
 
