@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 
 from phalanx.backends.backend_types import ReserveRequest
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.single_controller.base import ResourcePool, Worker
+from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 from phalanx.compat.verl.single_controller.ray import (
     RayClassWithInitArgs,
@@ -63,12 +63,6 @@ def make(ray_cluster: None) -> Iterator[Make]:
 
 def group_on(pool: RayResourcePool, **options: Any) -> RayWorkerGroup:
     return RayWorkerGroup(pool, RayClassWithInitArgs(Where), **options)
-
-
-def test_a_pool_without_a_backend_counts_its_processes() -> None:
-    pool = ResourcePool([2, 3], max_colocate_count=4)
-
-    assert (pool.world_size, pool.store) == (5, [2, 3])
 
 
 def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
