@@ -31,7 +31,7 @@ def test_outputs_are_joined_with_keys_in_any_order_and_more_rows_than_their_shar
     ("outputs", "text"),
     [
         ([torch.zeros(1), torch.zeros(1), None], r"ranks 0, 1 returned a Tensor .*; rank 2 returned None"),
-        ([[1], torch.zeros(1), [2]], r"ranks 0, 2 returned a list of 1 elements; rank 1 returned a Tensor"),
+        ([[1], torch.zeros(1), [2, 3]], r"ranks 0, 2 returned a list; rank 1 returned a Tensor"),
         ([{"a": 1}, {"b": 1}, {"a": 1}], r"ranks 0, 2 returned a dict of a; rank 1 returned a dict of b"),
         ([(1, 2), (1,), (1, 2)], r"rank 1 returned a tuple of 1 elements"),
         ([torch.zeros(2), torch.tensor(1.0), torch.zeros(1)], r"rank 1 returned a Tensor of shape \(\)"),
@@ -48,7 +48,7 @@ def test_outputs_that_cannot_be_joined_are_an_error_with_ranks_and_place(
 
 
 def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
-    with pytest.raises(DispatchError, match="rank 4 returned a list of 1 elements; rank 6 returned None"):
+    with pytest.raises(DispatchError, match="rank 4 returned a list; rank 6 returned None"):
         gather(rows(2, ranks=(4, 6)), [[1], None])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from tests.dispatch.support import FakeTarget, meshed, run, spec_of
         ((TensorDict({"lengths": torch.tensor([9.0, 1.0, 1.0, 7.0])}, batch_size=[4]),), {}),
         ((torch.arange(4),), {"lengths": list(np.array([9, 1, 1, 7]))}),
         ((pa.table({"lengths": [9, 1, 1, 7]}),), {}),
+        ((defaultdict(list, x=list(range(4))), {"lengths": [9, 1, 1, 7]}), {}),
+        (({"lengths": None}, {"lengths": [9, 1, 1, 7]}), {}),
     ],
 )
 def test_rows_are_balanced_by_an_argument_or_by_a_key_of_a_batch(args: Any, kwargs: Any) -> None:

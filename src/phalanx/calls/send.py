@@ -154,15 +154,15 @@ def _submit(
                 else:
                     parts.append(backend.submit(endpoints[rank], message, returns))
                 nbytes += len(message.data)
+        if streaming is not None:
+            call.arrivals = PendingStream(backend, parts, streaming)
+        else:
+            call.arrivals = Results(backend, cast("list[ResultHandle]", parts))
     except BaseException as error:  # Ctrl-C too
         if parts and not backend.immediate:
             _half_sent(core, call, len(parts), error)
         call.tell_end(error)
         raise
-    if streaming is not None:
-        call.arrivals = PendingStream(backend, parts, streaming)
-    else:
-        call.arrivals = Results(backend, cast("list[ResultHandle]", parts))
     if isinstance(composed, list):
         number, rank = call.epoch.number, ranks[0]
         call.resend = Resend(composed[0], returns, number, rank, endpoints[rank])

@@ -159,7 +159,8 @@ class _Join:
     def _by_description(self, values: list[Any]) -> str:
         texts: dict[str, list[int]] = {}
         for number, value in zip(self.numbers, values, strict=True):
-            texts.setdefault(described(value), []).append(number)
+            text = "a list" if isinstance(value, list) else described(value)  # rows may differ in number
+            texts.setdefault(text, []).append(number)
         return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in texts.items())
 
     def _named(self, numbers: list[int]) -> str:

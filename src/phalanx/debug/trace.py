@@ -308,8 +308,9 @@ class _Traces:
         with self.lock:
             tracer = listening.current
             if not isinstance(tracer, CallTracer):
-                listening.current = tracer = CallTracer()
+                tracer = CallTracer()
                 process.sink = tracer.spans
+                listening.current = tracer
             self._count += 1
             return tracer
 

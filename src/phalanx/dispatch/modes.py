@@ -396,9 +396,14 @@ def _named(call: CallInput, name: str) -> Any:
     if name in arguments:
         return arguments[name]
     for value in arguments.values():
-        if not is_tensor(value):  # torch warns of such an index
-            with suppress(LookupError, TypeError, ValueError):
-                return value[name]
+        found = None
+        if isinstance(value, Mapping):  # a defaultdict would get the key
+            found = value.get(name)
+        elif not is_tensor(value) and not isinstance(value, type):  # torch warns of such an index
+            with suppress(Exception):
+                found = value[name]
+        if found is not None:
+            return found
     raise DispatchError(
         "it is neither an argument nor a key of one (arguments: "
         f"{', '.join(arguments) or 'none'}); pass it, or balance by a function of the arguments"

@@ -17,6 +17,7 @@ from phalanx.errors import DispatchError
 from phalanx.wire.value import is_tensor
 
 _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,10 @@ def described(value: Any) -> str:
     if is_tensor(value) or isinstance(value, np.ndarray):
         return f"{text} of shape {tuple(value.shape)} and dtype {value.dtype}"
     node = node_of(value)
-    return text if node is None else f"{text} of {', '.join(map(str, node.keys))}"
+    if node is None or not node.keys:
+        return text
+    more = ", ..." if len(node.keys) > _SHOWN else ""
+    return f"{text} of {', '.join(map(str, node.keys[:_SHOWN]))}{more}"
 
 
 def unwrap(value: Any) -> Any:

@@ -99,7 +99,7 @@ def load(path: Path) -> Trace:
     except ValueError as error:  # of JSON or of UTF-8
         raise DeclarationError(f"{path} is not valid JSON, or was truncated: {error}") from error
     entries = content.get("phalanx") if isinstance(content, dict) else None
-    if not entries:
+    if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
         raise DeclarationError(f"{path} is not a trace; expected a file that px.trace(...) wrote")
     try:
         head, *rows = entries

@@ -38,7 +38,7 @@ Externalize = Mapping[type, Callable[[Any], Any]]
 
 @dataclass(slots=True, eq=False)
 class Encoded:
-    """An encoded value. Pickling passes its buffers out of band; unpickling returns the decoded value.
+    """An encoded value. Pickling (by protocol 5) passes its buffers out of band; unpickling returns the decoded value.
 
     Attributes:
         head: the pickle stream.

@@ -1,7 +1,7 @@
 """The overlay: the installed verl with this package as its single controller.
 
 ``import verl.single_controller...`` imports ``phalanx.compat.verl.single_controller...``. All else is verl's own.
-Without verl, ``installation`` provides the tutorial's names by the same finder.
+Without verl, ``installation`` provides the tutorial's names by a finder of the same class.
 
 :func:`install` puts the overlay into the driver. Every process that has ``PHALANX_VERL=1`` in its environment gets the
 overlay when verl (by verl's own hooks for plugins) or this package is imported. If the overlay cannot take effect, an
@@ -88,15 +88,15 @@ class Redirect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec that imports the home module, if there is one."""
         home = self.home_of(fullname)
-        if home is None:
+        found = None if home is None else importlib.util.find_spec(home)
+        if found is None:
             return None
-        found = importlib.util.find_spec(home)
-        is_package = found is not None and found.submodule_search_locations is not None
-        return importlib.machinery.ModuleSpec(fullname, self, loader_state=home, is_package=is_package)
+        is_package = found.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return the home module, imported under its own name."""
-        module = importlib.import_module(str(spec.loader_state))
+        module = importlib.import_module(self.home_of(spec.name) or spec.name)
         spec.loader_state = module.__spec__
         return module
 

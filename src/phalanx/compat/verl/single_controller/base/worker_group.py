@@ -13,6 +13,7 @@ from phalanx.compat.verl.single_controller.base.decorator import (
     get_predefined_dispatch_fn,
 )
 from phalanx.errors import DeclarationError
+from phalanx.wire.value import checked_number
 
 
 class UnusableValue(DeclarationError, ValueError):
@@ -29,7 +30,7 @@ class ResourcePool:
         n_gpus_per_node: int = 8,
     ) -> None:
         self._store = [] if process_on_nodes is None else process_on_nodes
-        self.max_colocate_count = max_colocate_count
+        self.max_colocate_count = checked_number("ResourcePool: max_colocate_count", max_colocate_count, 1)
         self.n_gpus_per_node = n_gpus_per_node
 
     @property

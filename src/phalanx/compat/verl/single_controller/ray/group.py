@@ -263,7 +263,7 @@ class RayWorkerGroup(WorkerGroup):
             self._bind_worker_method(cls.raw_cls_dict[self.sub_cls_name], func_generator)
             return
         self._bind_worker_method(cls, func_generator)
-        for name, alias in getattr(cls, "role_methods", {}).get(self._role, {}).items():
+        for name, alias in (cls.role_methods[self._role] if self._role else {}).items():
             setattr(self, name, getattr(self, alias))
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
