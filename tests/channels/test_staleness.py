@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.channels.staleness_state import ReadyRows
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -164,7 +166,9 @@ def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(ba
         assert again.stats.dropped == {"restored": 1, "not saved": 1}
         assert channel.drop("filtered") == 1
         assert again.stats.dropped == {"restored": 1, "not saved": 1, "dropped in the channel": 2}
-    px.channels.restore(alone, [], last)
+    earlier = pickle.loads(alone)
+    earlier.staleness["outside"] = [ReadyRows()]  # earlier states have the rows that are in no channel
+    px.channels.restore(pickle.dumps(earlier), [], last)
     assert last.stats.dropped == {"restored": 1, "not saved": 3}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal, overload
 
 from phalanx.api.view import GroupView
@@ -158,12 +158,17 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
 
 
 def _checked(core: Group, ranks: int | Sequence[int]) -> list[int]:
-    given = ranks if isinstance(ranks, Collection) else [ranks]
-    if not all(type(rank) is int and 0 <= rank < core.world_size for rank in given):
+    given = [ranks] if isinstance(ranks, int) and not isinstance(ranks, bool) else ranks
+    try:
+        named = sorted(set(given))  # type: ignore[arg-type]
+        fits = all(type(rank) is int and 0 <= rank < core.world_size for rank in named)
+    except TypeError:
+        fits, named = False, []
+    if not fits:
         raise DeclarationError(
             f"px.replace_ranks({core.name}, {ranks!r}): expected ranks from 0 to {core.world_size - 1}"
         )
-    return sorted(set(given))
+    return named
 
 
 def _cores_of(groups: Sequence[object], verb: str) -> list[Group]:

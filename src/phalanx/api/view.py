@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
@@ -296,18 +296,25 @@ class RankView(GroupView):
         return super().method(function)
 
 
-Portable = tuple[str, str, GroupHandle, Roster | None, str]
-"""A picklable group: id of its owner's run, backend, handle, roster and key of its roster.
+class PortableGroup(NamedTuple):
+    """A picklable group.
 
-An inline group has no roster, and is found in the process of its driver only.
-"""
+    ``run`` is the id of the run whose driver owns the group. An inline group has no ``roster``, and is found in the
+    process of its driver only.
+    """
+
+    run: str
+    backend: str
+    handle: GroupHandle
+    roster: Roster | None
+    roster_key: str
 
 
-def pack(core: Group) -> Portable:
+def pack(core: Group) -> PortableGroup:
     """Return the picklable values from which another process creates a view of the group."""
     if core.backend.immediate:
         handle = GroupHandle(core.name, core.handle.number, {}, {}, {})  # methods may not be picklable
-        return session.run_id, core.backend.name, handle, None, ""
+        return PortableGroup(session.run_id, core.backend.name, handle, None, "")
     if core.has_pool:
         core.pool.keep()  # for the remote view, even if no reference to the group is left here
     if not core.endpoints:
@@ -316,10 +323,10 @@ def pack(core: Group) -> Portable:
     if core.has_pool and not core.handle.detached and not core.roster_key:
         core.roster_key = f"roster/{session.run_id}/{core.handle.number}"
         publish(core)
-    return core.run, core.backend.name, core.handle, Roster.of(core), core.roster_key
+    return PortableGroup(core.run, core.backend.name, core.handle, Roster.of(core), core.roster_key)
 
 
-def unpack(portable: Portable) -> Group:
+def unpack(portable: PortableGroup) -> Group:
     """Return the group itself if this process owns it, else a new group state for views, which does not own the ranks.
 
     Raises:
@@ -347,6 +354,6 @@ def unpack(portable: Portable) -> Group:
     return core
 
 
-def _rebuild(portable: Portable, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
+def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)

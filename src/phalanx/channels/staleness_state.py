@@ -109,6 +109,10 @@ class Item:
 Row = tuple[Item, int]
 
 
+class ReadyRows:
+    """Rows without a channel, in states that were saved before: they can be unpickled, and count as not saved."""
+
+
 @dataclass(eq=False)
 class StalenessState:
     """Leases, accepted rows and versions. ``evict`` makes the channels drop rows that became too old."""

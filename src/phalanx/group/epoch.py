@@ -57,7 +57,7 @@ class Epoch:
         self.endpoints = tuple(endpoints)
         self.stay = stay  # while endpoints is empty: the processes that will stay, by rank
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
-        self.meshes: dict[str, Mesh] = {}  # reported by its ranks
+        self.meshes: dict[str, Mesh] = {}  # declared ones in use, and those that its ranks reported
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:

@@ -123,8 +123,9 @@ class Group:
         # Members.
         #: Held while members change.
         self.changing = threading.RLock()
-        #: The thread that holds ``changing``, and calls the group as it is: broken, or before its new ranks get calls.
-        self.changer: int | None = None
+        #: True while the holder of ``changing`` may call the group without recovering it first.
+        self.is_changed_here = False
+        self._preparing: int | None = None
         #: The call of ``leave`` on leaving ranks, until they have left.
         self.leaving: Any = None
         #: The last snapshot of the ranks' states, and its epoch.
@@ -201,23 +202,29 @@ class Group:
         """
         epoch = self.epoch  # read before the state: after it, the epoch may lack processes
         state = self.lifecycle.state
-        is_changer = state is State.RESTARTING and self.changer == threading.get_ident()
-        if state is not State.READY and not is_changer:
+        prepared = state is State.RESTARTING and self._preparing == threading.get_ident()
+        if state is not State.READY and not prepared:
             self.lifecycle.check_callable()
         return epoch
 
     @contextlib.contextmanager
-    def as_it_is(self) -> Generator[None]:
-        """Return a context that holds ``changing``, in which calls of this thread do not recover or move the group.
+    def preparing(self) -> Generator[None]:
+        """Return a context in which this thread may call ranks before the group takes other calls."""
+        self._preparing = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._preparing = None
 
-        New ranks get these calls before the group takes other calls.
-        """
+    @contextlib.contextmanager
+    def as_it_is(self) -> Generator[None]:
+        """Return a context that holds ``changing``, in which calls of this thread do not recover or move the group."""
         with self.changing:
-            before, self.changer = self.changer, threading.get_ident()
+            before, self.is_changed_here = self.is_changed_here, True
             try:
                 yield
             finally:
-                self.changer = before
+                self.is_changed_here = before
 
     def check_current(self, epoch: Epoch, ranks: Sequence[int], method: str) -> None:
         """Check that the ranks of a call are still the processes that it was made for.

@@ -28,7 +28,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
 
 def known_meshes(core: Group) -> dict[str, Mesh]:
     """Return the declared meshes, and meshes that the ranks of this epoch have reported; calls no rank."""
-    return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.handle.meshes}}
+    return {name: mesh_of(core, name) for name in core.handle.meshes} | core.epoch.meshes
 
 
 def _registered_mesh(core: Group, name: str) -> Mesh:

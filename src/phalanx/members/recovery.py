@@ -46,7 +46,7 @@ def ensure_ready(core: Group) -> None:
         core.notices.urgent = False
         return
     with core.changing:
-        if core.changer is not None:  # this thread, which holds the lock
+        if core.is_changed_here:
             return
         with core.as_it_is():  # a move or recovery makes calls itself
             if core.notices.urgent:
@@ -63,7 +63,7 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
     else:
         now = core.backend.now()
         core.recoveries = policy.recent(core.recoveries, now)
-        if len(core.recoveries) >= (policy.max_failures if replaces else policy.max_restarts):
+        if not policy.allows(core.recoveries, now):
             what = "replacement" if replaces else "restart"
             core.lifecycle.remark = (
                 f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."

@@ -203,7 +203,7 @@ def _resync_weights(core: Group, new: Collection[int]) -> None:
 def _resync_failure(core: Group, sync: Resync) -> str:
     """Sync weights; return the reason of a failure as text, "" if there was none."""
     try:
-        with core.as_it_is():
+        with core.preparing():
             sync.bring(core)
     except PhalanxError as error:
         if core.lifecycle.state is not State.RESTARTING:

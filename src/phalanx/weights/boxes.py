@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise, product
 from operator import add
 from typing import NamedTuple
@@ -44,8 +43,7 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
-@lru_cache(4096)
-def complete(shape: tuple[int, ...]) -> tuple[LocalBox, ...]:
+def complete(shape: Sequence[int]) -> tuple[LocalBox, ...]:
     """Return the boxes of a rank that has a complete tensor of ``shape``."""
     return (LocalBox(whole(shape), (0,) * len(shape)),)
 

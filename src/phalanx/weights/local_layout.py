@@ -120,22 +120,36 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
         WeightsMismatch: if a layout changed, a tensor is missing, tied names have different values, or a target has a
             tensor that no version would update.
     """
-    held, ties, tensors = read_layout(declared)
-    odd = [name for name, wanted in planned.held.items() if held.get(name) != wanted]
-    if isinstance(declared, Accepted):
-        odd += sorted(held.keys() - planned.held.keys())
+    moved: list[str] = []
+    if declared.megatron is not None:
+        tensors = read_layout(declared).tensors
+    else:
+        named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
+        tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
+        # the shape of a local tensor does not show a change to other boxes of the same size
+        cut = {name: one for name, one in named.items() if one[1] or isinstance(one[0], DTensor)}
+        boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
+        moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
+    added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
+    odd = added + _odd_tensors(tensors, planned.tensors) + moved
     # Only one name of a tie is sent: the other must have the same values.
-    untied = (
-        alias
-        for alias, name in planned.ties.items()
-        if ties.get(alias) != name and not torch.equal(tensors[alias], tensors[name])
-    )
+    ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
+    untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
     if odd := odd or list(untied):
         raise WeightsMismatch(
             f"{len(odd)} tensors do not match the plan of this sync: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
+
+
+def _odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -242,7 +256,7 @@ def make_layout(found: Mapping[str, tuple[torch.Tensor, TensorBoxes]]) -> LocalL
             raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
         held[name] = HeldTensor(dtype, tuple(shape), filled(boxes))
         if tensor.numel() and not tensor.is_meta:
-            storage = tensor.data_ptr(), tensor.stride(), held[name]
+            storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
             if (twin := first.setdefault(storage, name)) != name:
                 ties[name] = twin
     return LocalLayout(held, ties, tensors)

@@ -55,7 +55,8 @@ def unpack_names(packed: bytes) -> list[str]:
     return zlib.decompress(packed).decode().split("\0")
 
 
-class HeldTensor(NamedTuple):
+@dataclass(frozen=True)
+class HeldTensor:
     """The layout of a tensor on a rank: type, global shape and local boxes (none on an empty rank)."""
 
     dtype: str

@@ -238,7 +238,7 @@ def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> 
     """Return the manifest of all tensors of the source, each complete, under the target's names."""
     as_target = renamer(rename)
     tensors = {
-        as_target(name): tensor._replace(boxes=complete(tensor.shape))
+        as_target(name): replace(tensor, boxes=complete(tensor.shape))
         for manifest in manifests
         for name, tensor in manifest.items()
     }

@@ -6,7 +6,6 @@ while its weights are torn or lost, unless the method has ``needs_weights=False`
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -90,7 +89,7 @@ class WeightRegistry:
         self, declared: WeightsDeclared, had: Mapping[Key, int], published: Mapping[Key, int]
     ) -> None:
         self.declared = declared
-        self._weights = defaultdict(Weights, {key: Weights(had=number) for key, number in had.items()})
+        self._weights = {key: Weights(had=number) for key, number in had.items()}
         self._counts = dict(published)
         self.unusable = declared.torn
         #: Ends of connections (``WeightEnd``) on this rank, by side and connection.
@@ -116,7 +115,7 @@ class WeightRegistry:
 
     def weights(self, key: Key) -> Weights:
         """Return the state of the weights of a role."""
-        return self._weights[key]
+        return self._weights.get(key, Weights())
 
     def newest(self, key: Key) -> int:
         """Return the newest version that this rank knows, as source or target; 0 before the first."""
