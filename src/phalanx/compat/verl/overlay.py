@@ -131,7 +131,14 @@ def install() -> None:
         UnfitVerl: if the installed verl is missing, too old, too new, broken or imported in part.
     """
     install_here()
-    _warn_of_other_release()
+    version, folder = installed_version()
+    if version != TESTED:
+        warnings.warn(
+            f"verl in {folder} is version {version}; Phalanx is tested with verl {TESTED}. If something fails, pip "
+            f"install 'verl=={TESTED}'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     _check_jobs()
     os.environ.update(carried(os.environ))
     amend_ray_init(
@@ -241,17 +248,6 @@ def check_verl() -> None:
 
 def _is_module(path: Path) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
-def _warn_of_other_release() -> None:
-    version, folder = installed_version()
-    if version != TESTED:
-        warnings.warn(
-            f"verl in {folder} is version {version}; Phalanx is tested with verl {TESTED}. If something fails, pip "
-            f"install 'verl=={TESTED}'",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def _check_nothing_early() -> None:

@@ -227,7 +227,11 @@ class RayWorkerGroup(WorkerGroup):
         self._started: StartedRanks | None = None  # of this group, or of the group whose role it is
         self._made = threading.local()
         if resource_pool is None:
-            self._attach(worker_handles)
+            if not worker_handles:
+                raise CheckFailed(
+                    "RayWorkerGroup without a resource_pool attaches to workers that exist: give worker_handles=[...]"
+                )
+            self._workers = list(worker_handles)
         else:
             check_request(resource_pool, ray_cls_with_init, self.customized_worker_env, use_gpu)
             self.resource_pool = resource_pool
@@ -235,13 +239,6 @@ class RayWorkerGroup(WorkerGroup):
             self._start(bin_pack)
         self._connection = Connection()
         self._bind_methods()
-
-    def _attach(self, handles: list[Any] | None) -> None:
-        if not handles:
-            raise CheckFailed(
-                "RayWorkerGroup without a resource_pool attaches to workers that exist: give worker_handles=[...]"
-            )
-        self._workers = list(handles)
 
     def _start(self, bin_pack: bool) -> None:
         started = start(self, "STRICT_PACK" if bin_pack else "PACK")
