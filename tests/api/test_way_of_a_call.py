@@ -35,15 +35,11 @@ def files_of(work: Any) -> list[str]:
     return list(seen)
 
 
-def test_a_blocking_call_of_rows_passes_at_most_8_files_of_the_runtime() -> None:
-    with (
-        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Doubler) as group,
-    ):
-        batch = torch.ones(8, 2)
-        group.double(batch)
+def test_a_blocking_call_of_rows_passes_at_most_8_files_of_the_runtime(here: px.ResourcePool) -> None:
+    group, batch = px.WorkerGroup(here, Doubler), torch.ones(8, 2)
+    group.double(batch)
 
-        files = files_of(lambda: group.double(batch))
+    files = files_of(lambda: group.double(batch))
 
     driver = ("api/", "calls/", "group/", "members/", "session/", "pools/")
     assert len([file for file in files if file.startswith(driver)]) <= 8

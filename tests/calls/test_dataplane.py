@@ -188,16 +188,11 @@ def test_process_statistics_count_calls_and_stored_bytes(group: px.WorkerGroup, 
     assert px.debug.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
 
 
-def test_rows_of_a_chain_of_calls_bypass_the_driver(backend: str) -> None:
-    with (
-        px.ResourcePool([2], use_gpu=False) as pool,
-        px.WorkerGroup(pool, Mover) as a,
-        px.WorkerGroup(pool, Mover) as b,
-        px.WorkerGroup(pool, Mover) as c,
-    ):
-        made = a.make.submit(torch.arange(1024))
-        columns = c.first_column(b.pass_on.submit(made))
-        fetched = [one.statistics()["fetched_bytes"] for one in (a, b, c)]
+def test_rows_of_a_chain_of_calls_bypass_the_driver(two: px.ResourcePool) -> None:
+    a, b, c = (px.WorkerGroup(two, Mover) for _ in range(3))
+    made = a.make.submit(torch.arange(1024))
+    columns = c.first_column(b.pass_on.submit(made))
+    fetched = [one.statistics()["fetched_bytes"] for one in (a, b, c)]
     assert [value for column in columns for value in column] == [float(i + 1) for i in range(1024)]
     assert fetched[:2] == [0, 0]
     assert fetched[2] < 32 * 1024  # c's own answer: 1024 numbers as lists, not 4 MB of rows
@@ -284,14 +279,11 @@ def test_an_array_for_a_readonly_method_is_not_writable(group: px.WorkerGroup) -
     assert group.is_writeable(np.ones(LARGE)) == [False] * 4
 
 
-def test_outputs_that_collect_drops_are_not_returned(backend: str) -> None:
-    with (
-        px.ResourcePool([4], use_gpu=False) as pool,
-        px.WorkerGroup(pool, Mover, mesh=px.Mesh(dp=2, tp=2)) as meshed,
-    ):
-        call = meshed.large_output.submit(torch.ones(2 * LARGE))
-        call.result()
-        outputs = call.call.arrivals.fetch(None)
+def test_outputs_that_collect_drops_are_not_returned(four: px.ResourcePool) -> None:
+    meshed = px.WorkerGroup(four, Mover, mesh=px.Mesh(dp=2, tp=2))
+    call = meshed.large_output.submit(torch.ones(2 * LARGE))
+    call.result()
+    outputs = call.call.arrivals.fetch(None)
     assert [output is None for output in outputs] == [False, True, False, True]
 
 

@@ -107,9 +107,10 @@ def test_a_bundle_requests_the_least_possible_resources(given, bundle):
     assert bundle_resources(*given) == bundle
 
 
-def test_more_than_10_000_shares_are_refused():
+@pytest.mark.parametrize("count", [0, 10_001])
+def test_shares_that_are_not_from_1_to_10_000_are_refused(count: int):
     with pytest.raises(DeclarationError, match="from 1 to 10000"):
-        share(10_001)
+        share(count)
 
 
 A100 = bundle_resources("GPU", accelerator_type="A100")
@@ -126,7 +127,7 @@ MEMORY = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
             [node("a")],
             [16],
             ONE_GPU,
-            ["no node has accelerators: pass use_gpu=False, or px.init(num_gpus=16) for logical GPUs"],
+            ["no node has accelerators: pass use_gpu=False", "px.init(num_gpus=16)"],
         ),
         ([NPUS], [4], ONE_GPU, ["no node has a GPU, but there are NPU"]),
         ([H100S], [4], A100, ["no node has accelerator type 'A100'; present: H100"]),
@@ -150,9 +151,8 @@ def test_the_table_shows_total_and_free_resources_and_holders_of_each_node():
 
     lines = placement_table(nodes, [8], ONE_GPU, holders).splitlines()
 
-    assert lines[0] == (
-        "wanted: 8 slots in blocks of [8], each block on one node; GPU 1 per slot, GPU 8 in all"
-    )
+    assert lines[0].startswith("wanted: 8 slots in blocks of [8]")
+    assert lines[0].endswith("GPU 1 per slot, GPU 8 in all")
     assert [line.split()[2] for line in lines[2:4]] == ["8/2", "4/4"]
     assert "critic (GPU 1)" in lines[2]
     assert "held by critic: close" in placement_table(nodes[:1], [4], ONE_GPU, holders)

@@ -75,9 +75,9 @@ def share(max_colocate_count: int) -> float:
     The share is rounded down to a multiple of 1/10000, so that ``max_colocate_count`` shares always fit.
 
     Raises:
-        DeclarationError: if the count is above 10000.
+        DeclarationError: if the count is not from 1 to 10000.
     """
-    if max_colocate_count > _UNITS:
+    if not 1 <= max_colocate_count <= _UNITS:
         raise DeclarationError(
             f"max_colocate_count={max_colocate_count}: expected a whole number from 1 to {_UNITS}, the number of "
             "groups that may share a slot"

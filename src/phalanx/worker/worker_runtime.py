@@ -111,12 +111,14 @@ class Loop:
             return _run_until_complete(self._loop, task)
         # Inline ranks in a notebook: its loop runs on this thread.
         thread = ThreadPoolExecutor(1)
-        running = thread.submit(_run_until_complete, self._loop, task)
         try:
-            return running.result()
+            return thread.submit(_run_until_complete, self._loop, task).result()
         except KeyboardInterrupt:  # it reaches this thread alone
-            self._loop.call_soon_threadsafe(task.cancel)
-            wait([running], _CANCELS_WITHIN_S)
+            if not task.done():
+                self._loop.call_soon_threadsafe(task.cancel)
+            limit = time.monotonic() + _CANCELS_WITHIN_S
+            while (not task.done() or self._loop.is_running()) and time.monotonic() < limit:
+                time.sleep(0.01)
             raise
         finally:
             thread.shutdown(wait=False)
