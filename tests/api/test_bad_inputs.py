@@ -207,7 +207,6 @@ REFUSED = {
         px.trace("run.txt")  # expected .json (for Perfetto) or .html
         px.trace("/proc/x.json").start()  # expected a path in a folder
         px.trace("/dev/null/runs/x.json").start()  # expected a path in a folder
-        faults.schedule(0, ranks=1, calls=1, kinds=("killl",))  # 'kill'
         faults.drop_node(type("Cluster", (), {"worker_nodes": ()}), group, 0)  # not a worker node
         px.Channel(-1)
         px.Channel(0)  # a whole number from 1

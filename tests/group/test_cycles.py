@@ -46,8 +46,11 @@ def one_cycle(number: int) -> None:
         group = px.WorkerGroup(pool, Trouble)
         assert group.ping() == [0, 1, 2, 3]
         if number % 5 == 4:
-            for fault in faults.schedule(number, ranks=4, calls=1, kinds=("kill", "raise", "slow")):
-                fault.inject(group, "ping")
+            rank = number // 5 % 4
+            if number % 2:
+                faults.kill(group, rank)
+            else:
+                faults.raises(group, rank, method="ping")
             with contextlib.suppress(px.PhalanxError):
                 group.ping()
 

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.testing import faults
@@ -54,17 +52,6 @@ def test_a_slow_rank_delays_the_chosen_call_once(
 
     assert found == [([0, 1, 2], 0), ([0, 1, 2], 1), ([0, 1, 2], 1)]
     assert slept == [0.1]
-
-
-@given(st.integers(), st.integers(1, 64), st.integers(1, 100), st.integers(0, 20))
-def test_a_schedule_of_faults_is_determined_by_its_seed_and_stays_in_bounds(
-    seed: int, ranks: int, calls: int, count: int
-) -> None:
-    made = [faults.schedule(seed, ranks=ranks, calls=calls, faults=count) for _ in range(2)]
-
-    assert made[0] == made[1]
-    assert len(made[0]) == count
-    assert all(0 <= fault.rank < ranks and 0 <= fault.call < calls for fault in made[0])
 
 
 def test_a_fake_clock_advances_on_request_and_never_goes_back() -> None:

@@ -1,4 +1,4 @@
-"""Faults to inject into a running group, and schedules of faults by a seed.
+"""Faults to inject into a running group.
 
     faults.raises(group, rank=2, error=ValueError("bad batch"), method="update")
     faults.kill(group, rank=1)
@@ -11,19 +11,14 @@ They act on the worker processes themselves, so a test sees the same behavior as
 from __future__ import annotations
 
 import contextlib
-import random
 import signal as signals
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Generator
+from typing import Any
 
 from phalanx.api.view import GroupView
 from phalanx.errors import DeclarationError
 from phalanx.session.session import session
-
-FaultKind = Literal["raise", "kill", "stop", "slow"]
-KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
 
 
 class InjectedFault(RuntimeError):
@@ -112,41 +107,3 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
     chunk = min(16 * 2**20, max(size, 1))
     held = [storing.put(bytes(chunk)) for _ in range(size // chunk)]
     yield len(held) * chunk
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault of a schedule, before call ``call`` (from 0), on ``rank``; ``seconds`` are of the kind "slow"."""
-
-    kind: FaultKind
-    call: int
-    rank: int
-    seconds: float = 0.0
-
-    def inject(self, group: GroupView, method: str) -> None:
-        """Inject the fault now. ``method`` is the method of the next call."""
-        if self.kind == "slow":
-            slow(group, self.rank, self.seconds, method=method)
-        elif self.kind == "raise":
-            raises(group, self.rank, method=method)
-        else:
-            kill(group, self.rank, signals.SIGKILL if self.kind == "kill" else signals.SIGSTOP)
-
-
-def schedule(
-    seed: int, *, ranks: int, calls: int, faults: int = 1, kinds: Sequence[FaultKind] = KINDS
-) -> tuple[Fault, ...]:
-    """Return random faults, equal for equal seeds, in the order of the calls that they precede."""
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise DeclarationError(f"faults.schedule(kinds={kinds!r}): expected some of {KINDS}")
-    choice = random.Random(seed)
-    chosen = [
-        Fault(
-            kind=choice.choice(tuple(kinds)),
-            call=choice.randrange(calls),
-            rank=choice.randrange(ranks),
-            seconds=round(choice.uniform(0.01, 0.3), 3),
-        )
-        for _ in range(faults)
-    ]
-    return tuple(sorted(chosen, key=lambda fault: (fault.call, fault.rank)))
