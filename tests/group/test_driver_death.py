@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import ray
+import torch
 from ray.util.placement_group import placement_group_table
 
 import phalanx as px
@@ -22,6 +23,14 @@ from tests.support import fault_workers
 from tests.support.fault_workers import is_there, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+
+def sync_weights(group: px.WorkerGroup) -> None:
+    """Have rank 0 send weights to rank 1, through shared memory."""
+    weights = {"w": torch.ones(1 << 20)}
+    group[:1].run(lambda worker: px.weights.publish(worker, "w", weights))
+    group[1:].run(lambda worker: px.weights.accept(worker, "w", weights))
+    px.WeightSync(group[:1], group[1:], "w")()
 
 
 def main(address: str, ending: str) -> None:
@@ -32,6 +41,7 @@ def main(address: str, ending: str) -> None:
         group = px.WorkerGroup(pool, fault_workers.Trouble)
         children = [pid for pids in group.leave_children() for pid in pids]
         kept = px.put(bytes(8 * 2**20))
+        sync_weights(group)
         ranks = group.pid()
         call = group.nap.submit(60.0) if ending == "call" else None
         print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
@@ -106,7 +116,7 @@ def start() -> Iterator[Callable[[str], Driver]]:
 def test_a_driver_that_a_signal_ends_during_a_call_leaves_nothing_after_5_s(
     ending: str, signum: signal.Signals, start: Callable[[str], Driver]
 ) -> None:
-    free = ray.available_resources()["object_store_memory"]
+    free, shared = ray.available_resources()["object_store_memory"], set(os.listdir("/dev/shm"))
     driver = start(ending)
     assert all(map(is_there, driver.pids))
     time.sleep(0.3)  # it waits for its call then
@@ -115,6 +125,7 @@ def test_a_driver_that_a_signal_ends_during_a_call_leaves_nothing_after_5_s(
 
     assert within(5.0, lambda: not driver.left()), driver.left()
     assert within(5.0, lambda: ray.available_resources()["object_store_memory"] > free - 2**20)
+    assert set(os.listdir("/dev/shm")) <= shared
     driver.process.wait(10.0)
 
 

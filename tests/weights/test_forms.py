@@ -83,13 +83,20 @@ class Changing(px.Worker):
         self.tensor = tensor
 
 
-def test_a_model_function_is_called_at_each_sync() -> None:
+def test_a_model_function_is_called_at_each_sync_and_new_shapes_fail_one_sync() -> None:
     with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
         sync()
         source.put(ramp(4, start=5))
         target.put(torch.ones(4))
         sync()
         assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(4, start=5))
+
+        source.put(ramp(5))
+        target.put(torch.zeros(5))
+        with pytest.raises(px.weights.WeightsMismatch, match="do not match the plan of this sync: w"):
+            sync()
+        sync()
+        assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(5))
 
 
 class Moving(px.Worker):

@@ -7,7 +7,6 @@ tensor parallelism if a rank's chunk is missing, and for strided shards without 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import sys
@@ -315,21 +314,6 @@ def placed_boxes(
     Raises:
         DeclarationError: if neither order leads to the local shape.
     """
-    boxes = _boxes_left(tuple(shape), tuple(cuts), tuple(local))
-    if boxes is not None:
-        return boxes
-    placed = ", ".join(f"dim {cut.dim}: part {cut.part} of {cut.parts}" for cut in cuts)
-    raise DeclarationError(
-        f"{name}: its placements ({placed}) of global shape {list(shape)} do not lead to the local shape {list(local)} "
-        "of this rank; state its boxes instead"
-    )
-
-
-@functools.lru_cache(4096)  # all layers have the same shapes, and each sync compares layouts
-def _boxes_left(
-    shape: tuple[int, ...], cuts: tuple[MeshCut, ...], local: tuple[int, ...]
-) -> tuple[LocalBox, ...] | None:
-    """Return the boxes that remain of a tensor of ``shape`` after ``cuts``; None if they are not of shape ``local``."""
     for order in (_reordered, list):
         runs: list[list[range]] = []
         for dim, size in enumerate(shape):
@@ -342,7 +326,11 @@ def _boxes_left(
             return ()
         if sizes == list(local):
             return local_boxes(runs)
-    return None
+    placed = ", ".join(f"dim {cut.dim}: part {cut.part} of {cut.parts}" for cut in cuts)
+    raise DeclarationError(
+        f"{name}: its placements ({placed}) of global shape {list(shape)} do not lead to the local shape {list(local)} "
+        "of this rank; state its boxes instead"
+    )
 
 
 def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:

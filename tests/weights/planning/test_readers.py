@@ -18,9 +18,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.errors import DeclarationError
+from phalanx.declare.weight_declarations import Published
+from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import cut, local_boxes, volume
-from phalanx.weights.local_layout import LocalLayout, MegatronRank, read_megatron, read_tensors
+from phalanx.weights.local_layout import (
+    LocalLayout,
+    MegatronRank,
+    current_tensors,
+    read_layout,
+    read_megatron,
+    read_tensors,
+)
 from phalanx.weights.manifest import HeldTensor
 from tests.weights.weight_workers import Accepter, Publisher, arrived, linked
 
@@ -128,6 +136,20 @@ def test_a_strided_shard_has_several_boxes_unless_its_rows_are_adjacent() -> Non
     adjacent, apart = [range(2), range(2, 5)], [range(2), range(4, 5)]
     boxes = [(str(patch.box), patch.at) for patch in local_boxes([adjacent, apart])]
     assert boxes == [("[0:5, 0:2]", (0, 0)), ("[0:5, 4:5]", (0, 2))]
+
+
+def test_a_tensor_that_is_sharded_along_other_dims_needs_a_new_plan() -> None:
+    weights: dict[str, torch.Tensor] = {}
+    with as_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
+        declared = Published(weights)
+        planned = read_layout(declared)
+        assert current_tensors(declared, planned).keys() == {"w"}
+
+        weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(1), Shard(0)], run_check=False)
+        with pytest.raises(WeightsMismatch, match="do not match the plan of this sync: w"):
+            current_tensors(declared, planned)
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
