@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
+from phalanx.display.text_format import size
 
 TABLE = Table("ranks", ("rank", "node"), ((0, "node-0"), (1, None), (2, ["a", "b"])), ("a note",))
 TEXT = """\

@@ -11,8 +11,8 @@ from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.dispatch_modes import Execute, Mode
 from phalanx.declare.register import MethodSpec
-from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
+from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import PendingStream, WaitOver, raisable, seconds_until
+from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding
@@ -179,10 +180,9 @@ class StreamedRows:
         """
         missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
         if missing:
-            shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
             raise ValueError(
-                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its shard ({shown}): yield every"
-                " row once"
+                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its shard ({first_of(missing)}): "
+                "yield every row once"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.dispatch.split import check_rows, piece_bounds
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding, encode

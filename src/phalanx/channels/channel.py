@@ -16,8 +16,8 @@ from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, r
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
 from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
-from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
+from phalanx.display.text_format import size
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
 from phalanx.wire.value import Value, checked_number, checked_timeout

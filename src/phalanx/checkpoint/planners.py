@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, 
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from xxhash import xxh3_64_hexdigest
 
+from phalanx.display.text_format import first_of
 from phalanx.errors import CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.weights.boxes import cut
 from phalanx.weights.digests import tensor_digest
@@ -194,8 +195,8 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
         return False
     if declared:
         raise CheckpointError(
-            f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
-            f"{_some(sorted(digests.keys() - declared))}; give each its own name"
+            f"{key} is a sharded tensor on ranks {first_of(declared)} and something else on ranks "
+            f"{first_of(sorted(digests.keys() - declared))}; give each its own name"
         )
     return len(set(digests.values())) > 1 or (len(digests) < ranks and not key.startswith(_BY_NAME))
 
@@ -229,10 +230,6 @@ def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
 
 def _form(dtype: torch.dtype, size: list[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {size}"
-
-
-def _some(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
 class LoadPlanner(dcp.LoadPlanner):

@@ -26,11 +26,11 @@ from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
-from phalanx.checkpoint.steps import Step, StepWriter, first_names, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, read_step
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, read_stored
-from phalanx.display.byte_format import size
 from phalanx.display.progress import progress
+from phalanx.display.text_format import first_of, size
 from phalanx.errors import (
     CallCancelled,
     CheckpointCorrupted,
@@ -468,7 +468,7 @@ class GroupLoad:
             names = [name for folder, name in left if folder == left[0][0]]
             advice = "" if self._step is None else ". Load what is wanted with parts=[...]"
             raise CheckpointMismatch(
-                f"no rank loads {len(names)} values of {left[0][0]}: {first_names(names, 8)}; the workers here have "
+                f"no rank loads {len(names)} values of {left[0][0]}: {first_of(names, 8)}; the workers here have "
                 f"no such names{advice}"
             )
         self._files = set[str]().union(*(report.files for report in reports))

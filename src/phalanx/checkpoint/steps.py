@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any
 
 from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import first_of, size
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked
 from phalanx.wire.value import checked_number
 
@@ -125,7 +125,7 @@ class Step:
                 "takes the last step"
             )
         return CheckpointCorrupted(
-            f"{self.folder} is damaged: {first_names(files, 5)}: missing or changed since the save; load another step "
+            f"{self.folder} is damaged: {first_of(files, 5)}: missing or changed since the save; load another step "
             f"(step=){more}",
             files=tuple(files),
         )
@@ -220,7 +220,7 @@ class StepWriter:
         missing = self._storage.missing(self.files)
         if missing:
             raise CheckpointError(
-                f"step {self.step} is not saved: {first_names(missing, 3)} of it cannot be seen by the driver in "
+                f"step {self.step} is not saved: {first_of(missing, 3)} of it cannot be seen by the driver in "
                 f"{self.folder}; is that a path that only one node sees? Choose one that the driver and all ranks share"
             )
 
@@ -238,11 +238,6 @@ class StepWriter:
                     step.remove()
         except CheckpointError as error:
             warnings.warn(f"{title} were not removed, or the path not released: {error}", stacklevel=3)
-
-
-def first_names(names: Sequence[str], most: int) -> str:
-    """Return the first names as text, with the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def checked_keep(keep: int | None) -> int | None:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from phalanx.cli.common import Address, AsJson, cluster_reader, show
 from phalanx.config import running_cluster
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import size
 from phalanx.errors import PlacementError
 
 _FINDINGS = 1

@@ -11,10 +11,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.checkpoint.steps import MANIFEST, Step, first_names, listed
+from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import first_of, size
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
 from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
@@ -102,7 +102,7 @@ def _contents(step: dict[str, Any]) -> Iterator[str]:
     """Yield the faults of a step, and a line for each part that has a text."""
     faults = step["faults"]
     if faults:
-        yield step["why"] or f"missing or changed since the save: {first_names(faults, 3)}"
+        yield step["why"] or f"missing or changed since the save: {first_of(faults, 3)}"
     for name, text in step["parts"].items():
         if text:
             yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"

@@ -20,11 +20,10 @@ from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.pytree import Leaf, Node, described, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
+from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError
 from phalanx.wire.messages import PartInfo
 from phalanx.wire.value import Value, is_tensor
-
-_SHOWN = 8
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
@@ -164,9 +163,7 @@ class _Join:
         return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in texts.items())
 
     def _named(self, numbers: list[int]) -> str:
-        shown = ", ".join(map(str, numbers[:_SHOWN]))
-        more = ", ..." if len(numbers) > _SHOWN else ""
-        return f"{self.kind}{'s' if len(numbers) > 1 else ''} {shown}{more}"
+        return f"{self.kind}{'s' if len(numbers) > 1 else ''} {first_of(numbers)}"
 
 
 def _alike(first: Node, other: Node | None) -> bool:
@@ -248,7 +245,7 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
     """
     paths = differing([info.settings for info in infos])
     if paths:
-        shown = ", ".join(path or "it" for path in paths[:_SHOWN])
+        shown = first_of([path or "it" for path in paths])
         raise DispatchError(
             f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
             "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. Put one value "

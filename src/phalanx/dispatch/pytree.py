@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from phalanx.dispatch.shardable import Replicate, copy_state, ops_for
+from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError
 from phalanx.wire.value import is_tensor
 
 _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,7 @@ def described(value: Any) -> str:
     if is_tensor(value) or isinstance(value, np.ndarray):
         return f"{text} of shape {tuple(value.shape)} and dtype {value.dtype}"
     node = node_of(value)
-    if node is None or not node.keys:
-        return text
-    more = ", ..." if len(node.keys) > _SHOWN else ""
-    return f"{text} of {', '.join(map(str, node.keys[:_SHOWN]))}{more}"
+    return text if node is None or not node.keys else f"{text} of {first_of(node.keys)}"
 
 
 def unwrap(value: Any) -> Any:

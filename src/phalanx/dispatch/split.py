@@ -17,6 +17,7 @@ from phalanx.dispatch.batch_metadata import PerShard, Settings, digest, is_table
 from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.pytree import Build, Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import RowOps, ops_for
+from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.wire.value import checked_number
 
@@ -124,11 +125,10 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
     # Pairs, not a dict: two leaves may have the same path, if keys of a dict have the same repr.
     counts = [(leaf.path, ops.count(leaf.value)) for leaf in leaves if (ops := row_ops(leaf)) is not None]
     if len({count for _, count in counts}) > 1:
-        shown = [f"{path} has {count}" for path, count in counts]
-        more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        shown = first_of([f"{path} has {count}" for path, count in counts], _SHOWN)
         raise DispatchError(
-            f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is "
-            "split must have the same number of rows; wrap values that all ranks get in full in px.replicate(...)"
+            f"{where}: the numbers of rows differ: {shown}. Everything that is split must have the same number of "
+            "rows; wrap values that all ranks get in full in px.replicate(...)"
         )
     return counts[0][1] if counts else None
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.display.byte_format import size
 from phalanx.display.progress import rich_console
+from phalanx.display.text_format import size
 
 _UNLIMITED = 100_000  # width in columns: text outside a terminal is not wrapped
 

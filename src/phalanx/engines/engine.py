@@ -84,13 +84,10 @@ class EngineLoop:
         runner: model runner of the engine.
         context: context of the rank, for the state of its weights and for reports.
         weights: name under which the role accepts weights, or None.
-        clock: function that returns seconds, for statistics.
     """
 
-    def __init__(
-        self, runner: ModelRunner, context: WorkerContext, weights: str | None, clock: Callable[[], float]
-    ) -> None:
-        self._runner, self._context, self._weights, self._clock = runner, context, weights, clock
+    def __init__(self, runner: ModelRunner, context: WorkerContext, weights: str | None) -> None:
+        self._runner, self._context, self._weights = runner, context, weights
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
         self._rows: set[Row] = set()  # rows whose end has not been reported
@@ -98,7 +95,7 @@ class EngineLoop:
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
         self._last_version = 0
-        self._rate = TokenRate(clock)
+        self._rate = TokenRate(time.monotonic)
         self._requests = self._aborted = self._tokens = 0
         self._next_report = 0.0
         self._idle_report: asyncio.TimerHandle | None = None
@@ -242,8 +239,8 @@ class EngineLoop:
         count = sum(one.token is not None for one in sampled)
         self._rate.add(count)
         self._tokens += count
-        if self._clock() >= self._next_report:
-            self._next_report = self._clock() + _REPORT_S
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + _REPORT_S
             self._report()
         self._take(sampled, version)
 
@@ -343,7 +340,6 @@ class RolloutEngine(Worker):
         weights: str | None = None,
         seed: int | None = None,
         encode: Encode | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start to accept calls. The constructor of an engine calls it.
 
@@ -352,12 +348,11 @@ class RolloutEngine(Worker):
             weights: name under which this role accepts weights; each token is labeled with their version.
             seed: seed of the generator of seeds for rows that have none; ranks get different seeds. None: random.
             encode: function that returns the tokens of a text.
-            clock: function that returns seconds, for statistics.
         """
         self._runner = runner
         self._seeds = random.Random(None if seed is None else f"{seed}/{self.rank}")
         self._requests = RequestFactory(runner, encode, lambda: self._seeds.getrandbits(62))
-        self._loop = EngineLoop(runner, self._context, weights, clock)
+        self._loop = EngineLoop(runner, self._context, weights)
         self._has_warned = False
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})

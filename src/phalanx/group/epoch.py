@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.declare.register import MethodSpec
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import size
 from phalanx.topology.mesh import Mesh
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import size
 from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import idle_shares, summarize

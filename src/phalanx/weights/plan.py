@@ -16,8 +16,8 @@ from itertools import product
 from operator import add, sub
 from typing import Literal, NamedTuple
 
-from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
+from phalanx.display.text_format import first_of, size
 from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
 from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
@@ -160,6 +160,7 @@ def explain_plan(plan: Plan, transports: Mapping[Locality, str], kept: Plan, tit
     # a copy serves all readers
     copied = sum(len(batch.pairs) * batch.nbytes(box) for batch in kept.batches for box in batch.boxes)
     pairs = sorted({pair for batch in plan.batches for pair in batch.pairs})
+    renamed = [f"{pair.source} -> {pair.target}" for pair in pairs if len({*pair}) > 1]
     tied = [
         *(f"{twin} = {name} (copied there)" for name, twin in plan.copies),
         *(f"{alias} = {name} (one storage there)" for alias, name in plan.ties),
@@ -168,9 +169,9 @@ def explain_plan(plan: Plan, transports: Mapping[Locality, str], kept: Plan, tit
         "by locality": ", ".join(f"{locality} {size(sums[locality])}" for locality in sorted(sums))
         or "nothing",
         "cast at the source": ", ".join(f"{kind} ({len(names)} tensors)" for kind, names in casts.items()),
-        "renamed or fused": _few([f"{pair.source} -> {pair.target}" for pair in pairs if len({*pair}) > 1]),
-        "tied, sent once": _few(tied),
-        "not taken by the target": _few(plan.surplus),
+        "renamed or fused": first_of(renamed, _MOST_NAMED),
+        "tied, sent once": first_of(tied, _MOST_NAMED),
+        "not taken by the target": first_of(plan.surplus, _MOST_NAMED),
         "deltas": f"the sources keep one more copy of what they send, {size(copied)}" if copied else "",
     }
     count = len({pair.target for pair in pairs})
@@ -180,11 +181,6 @@ def explain_plan(plan: Plan, transports: Mapping[Locality, str], kept: Plan, tit
         tuple(rows),
         tuple(f"{name}: {note}" for name, note in notes.items() if note),
     )
-
-
-def _few(items: Sequence[str]) -> str:
-    rest = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
-    return ", ".join(items[:_MOST_NAMED]) + rest
 
 
 _Holder = tuple[int, tuple[int, ...]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
-from phalanx.display.byte_format import size
+from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, WeightsError
 
 T = TypeVar("T")

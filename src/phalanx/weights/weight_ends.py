@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.declare.weight_declarations import Accepted, Load
+from phalanx.display.text_format import first_of
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
 from phalanx.weights.boxes import Box
@@ -189,12 +190,11 @@ class WeightTarget(WeightEnd):
         compared = zip(own, parts, strict=True)
         wrong = sorted(f"{name} {box}" for (name, box, digest), part in compared if digest != part)
         if wrong:
-            labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
             raise lost(
                 peer,
                 f"{len(wrong)} of {len(own)} boxes from {peer} on target rank {self._rank} differ from the sent "
-                f"values: {labels}. These tensors were written to during the sync, on either side, or were damaged on "
-                "the way: let nothing write to weights while they are synced",
+                f"values: {first_of(wrong, 5)}. These tensors were written to during the sync, on either side, or "
+                "were damaged on the way: let nothing write to weights while they are synced",
                 WeightsVerificationError,
             )
 

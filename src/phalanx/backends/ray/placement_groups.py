@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from phalanx.backends.backend_types import DrainingNode, Reservation, ReserveRequest, StoreSpace
 from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
+from phalanx.display.text_format import first_of
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
@@ -253,10 +254,9 @@ def probe(
 
 
 def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
-    more = f" and {len(slots) - 3} more" if len(slots) > 3 else ""
     asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) or "nothing"
     return (
-        f"which accelerators {', '.join(map(str, slots[:3]))}{more} have is not known: a task that asks for {asked} "
+        f"which accelerators {first_of(slots, 3)} have is not known: a task that asks for {asked} "
         f"there has not run within {_PROBED_WITHIN_S:g} s. The node may be lost or overloaded, or something that is "
         "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
         "it, needs no such task"

@@ -1,6 +1,8 @@
-"""Numbers of bytes as text."""
+"""Numbers of bytes, and the first of many items, as text."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def size(nbytes: float | None) -> str:
@@ -13,3 +15,9 @@ def size(nbytes: float | None) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{nbytes:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def first_of(items: Sequence[object], most: int = 8) -> str:
+    """Return the first items as text, with the number of the others: "a, b and 3 more"."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
