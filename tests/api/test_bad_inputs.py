@@ -163,6 +163,7 @@ REFUSED = {
         px.replace_ranks(group, True)  # expected ranks from 0 to 1
         px.replace_ranks(group, "one")  # expected ranks from 0 to 1
         px.replace_ranks(group, [0.5])  # expected ranks from 0 to 1
+        px.replace_ranks(group, torch.tensor(1))  # expected ranks from 0 to 1
         px.replace_ranks(group, 0, state="old")
         px.snapshot(view)  # expected a px.WorkerGroup
         px.snapshot(group, group)  # given twice

@@ -29,7 +29,7 @@ from phalanx.compat.verl.single_controller.ray.base import (
     sort_placement_group_by_node_ip,
     split_resource_pool,
 )
-from phalanx.errors import PlacementError
+from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.placement import NodeCapacity
 
 Make = Callable[..., RayResourcePool]
@@ -130,6 +130,12 @@ def test_ranks_on_uneven_and_merged_pools_know_their_node_local_ranks(make: Make
         assert one.variable("RANK") == ["0", "1", "2"]
         assert one.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
         assert one.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize("count", [0, 2.5, True, "3"])
+def test_a_pool_for_no_whole_number_of_groups_is_refused(count: Any) -> None:
+    with pytest.raises(DeclarationError, match="max_colocate_count"):
+        RayResourcePool([1], max_colocate_count=count)
 
 
 @pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}])
