@@ -41,6 +41,10 @@ class Worker(px.Worker):
         yield from range(n)
 
 
+class Needy(px.Worker):
+    def __init__(self, rate: float) -> None: ...
+
+
 REFUSED = {
     px.DeclarationError: """
         px.ResourcePool([])  # list of positive whole numbers
@@ -113,6 +117,9 @@ REFUSED = {
         px.colocate({"a b": W})
         px.colocate({"_x": W})
         px.colocate([W])
+        Needy.bind()  # missing a required argument: 'rate'
+        px.colocate({"needy": Needy})  # missing a required argument: 'rate'
+        px.WorkerGroup(pool[0:1], Needy)  # missing a required argument: 'rate'
         px.register(collect="sum")(lambda self: 1)
         px.register(px.Dispatch.RANK_ZERO, collect="list")  # only rank 0 runs the method
         px.register(px.Dispatch.RANK_ZERO, collect=len)  # only rank 0 runs the method
@@ -316,6 +323,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         "faults": faults,
         "torch": torch,
         "W": Worker,
+        "Needy": Needy,
         "pool": pool,
         "group": group,
         "view": group[0:1],

@@ -432,6 +432,18 @@ def test_a_finished_batch_cannot_be_used_again(
             use()
 
 
+def test_a_batch_can_be_reordered_only_if_its_rows_have_lengths(channel: px.Channel) -> None:
+    channel.put([2, 1])
+    with pytest.raises(px.DeclarationError, match="lengths"):
+        channel.take_rows(2, 0, balance=2)
+    assert len(channel) == 1
+    batch = channel.take_rows(2, WITHIN)
+    for order in (batch.sort, lambda: batch.balance(2)):
+        with pytest.raises(px.DeclarationError, match="no lengths"):
+            order()
+    assert batch.value() == [2, 1]
+
+
 def test_a_batch_reordered_after_it_was_read_has_its_new_order() -> None:
     with px.Channel(lengths=lambda item: item, backend="inline") as ordered:
         ordered.put([3, 1, 2])
@@ -450,22 +462,18 @@ def test_a_batch_reordered_after_it_was_read_has_its_new_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "order", "why"),
+    ("order", "why"),
     [
-        ("n", {"balance": 0}, "balance=0"),
-        ("n", {"balance": True}, "balance=True"),
-        ("n", {"balance": 2, "sort": True}, "one of the two"),
-        (None, {"balance": 2}, "no lengths"),
+        ({"balance": 0}, "balance=0"),
+        ({"balance": True}, "balance=True"),
+        ({"balance": 2, "sort": True}, "one of the two"),
     ],
 )
-def test_a_take_with_an_invalid_order_takes_nothing(lengths: Any, order: dict[str, Any], why: str) -> None:
-    with px.Channel(lengths=lengths, backend="inline") as channel:
+def test_a_take_with_an_invalid_order_takes_nothing(order: dict[str, Any], why: str) -> None:
+    with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
         with pytest.raises(px.DeclarationError, match=why):
             channel.take_rows(2, 0, **order)
-        if lengths is None:
-            with pytest.raises(px.DeclarationError, match=why):
-                channel.take_rows(2, 0).sort()
         assert len(channel) == 1
 
 

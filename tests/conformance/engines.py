@@ -155,6 +155,18 @@ class EngineConformance:
         new = tokens[old : old + LENGTH]
         assert new == reference.generate([*prompt, *tokens[:old]], len(new))[: len(new)]
 
+    def test_a_prompt_that_is_too_long_is_an_error_of_its_row(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        context = rollout.capabilities().context
+        long, short = rollout.generate([[2] * (context + 1), PROMPTS[0]], SamplingParams(max_tokens=2))
+
+        assert long.finish_reason == "error"
+        assert str(context) in str(long.error)
+        assert long.tokens == ()
+        assert short.error is None
+        assert len(short.tokens) == 2
+
     def test_each_row_has_its_own_sampling_parameters_and_can_be_streamed(self, rollout: Any) -> None:
         """A stream yields rows with their index in the call."""
         samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(PROMPTS))]

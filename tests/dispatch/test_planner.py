@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute, collecting, custom_mode
-from phalanx.dispatch.modes import plan
+from phalanx.dispatch.modes import dealt_or_same, plan
 from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, run, spec_of
@@ -33,6 +33,27 @@ def test_changing_a_list_after_planning_does_not_change_the_call() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
     assert next(call.arguments()) == ((1,), {})
+
+
+def test_arguments_without_rows_reach_every_rank_unchanged() -> None:
+    config = {"lr": 0.1, "betas": (0.9, 0.99)}
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (config,), {})
+    assert call.rows is None
+    assert call.args[0].value is config
+    assert (
+        run(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, 3, method=lambda x: torch.tensor([x])).tolist()
+        == [3] * 4
+    )
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"x": [1, 2, 3]}, {"x": (1, 2, 3, 4)}, {"x": [1, 2, 3, 4], "y": 5}], ids=repr
+)
+def test_execute_all_deals_elements_only_if_all_arguments_are_lists_of_world_size(
+    kwargs: dict[str, Any],
+) -> None:
+    assert dealt_or_same(4, list(kwargs.values())) is Dispatch.ONE_TO_ALL
+    assert dealt_or_same(4, [[1, 2, 3, 4], ["a", "b", "c", "d"]]) is Dispatch.ALL_TO_ALL
 
 
 @pytest.mark.parametrize("name", sorted(Dispatch.names()))
@@ -61,13 +82,6 @@ def test_replicated_leaves_of_a_split_structure_are_sent_whole_and_stored_once()
     assert [id(value) for value in call.shared] == [id(table), id(note)]
 
 
-def test_arguments_without_rows_reach_every_rank_unchanged() -> None:
-    config = {"lr": 0.1, "betas": (0.9, 0.99)}
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (config,), {})
-    assert call.rows is None
-    assert call.args[0].value is config
-
-
 @pytest.mark.parametrize(
     ("rows", "pieces", "trim"),
     [
@@ -82,6 +96,9 @@ def test_padding_repeats_the_rows_of_a_shard_from_its_first_and_leaves_an_empty_
     call = plan(spec_of(Dispatch.ROWS, pad_to_multiple=4), FakeTarget(2), (torch.arange(rows),), {})
     assert [args[0].tolist() for _, args, _ in by_rank(call)] == pieces
     assert call.gather.trim == trim
+
+    on_one = plan(spec_of(Dispatch.RANK_ZERO, pad_to_multiple=4), FakeTarget(2), ([0, 1],), {}, ranks=(1,))
+    assert by_rank(on_one) == [(1, ([0, 1],), {})]
 
 
 TWO = FakeTarget(2)

@@ -27,7 +27,7 @@ from phalanx.dispatch.batch_metadata import PerShard, differing, digest
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
-from tests.dispatch.support import FakeTarget, spec_of
+from tests.dispatch.support import FakeTarget, run, spec_of
 
 
 class Kind(enum.Enum):
@@ -115,3 +115,12 @@ def test_a_digest_is_the_same_in_another_process() -> None:
 def test_digests_of_metadata_predict_whether_joined_values_differ(values: list[Any]) -> None:
     by_piece = isinstance(join_rows([{"v": value} for value in values])["v"], PerShard)
     assert by_piece == bool(differing([(("['v']", digest(value)),) for value in values]))
+
+
+def test_metadata_of_a_rank_without_rows_counts_like_that_of_other_ranks() -> None:
+    def mean(x: Any) -> Any:
+        return {"x": x, "mean": sum(x) / len(x) if x else None}
+
+    assert run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), [4.0], method=mean)["mean"] == PerShard(
+        [4.0, None]
+    )

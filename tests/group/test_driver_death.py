@@ -25,6 +25,12 @@ from tests.support.fault_workers import is_there, within
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
+class Producer(fault_workers.Trouble):
+    @px.register
+    def put_two(self, channel: px.Channel) -> list[int]:
+        return channel.put_many([bytes(1 << 20)] * 2)
+
+
 def sync_weights(group: px.WorkerGroup) -> None:
     """Have rank 0 send weights to rank 1, through shared memory."""
     weights = {"w": torch.ones(1 << 20)}
@@ -38,17 +44,20 @@ def main(address: str, ending: str) -> None:
     cloudpickle.register_pickle_by_value(fault_workers)
     px.init(backend="ray", address=address, log_to_driver=False)
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
-        group = px.WorkerGroup(pool, fault_workers.Trouble)
+        group = px.WorkerGroup(pool, Producer)
         children = [pid for pids in group.leave_children() for pid in pids]
         kept = px.put(bytes(8 * 2**20))
         sync_weights(group)
         ranks = group.pid()
         call = group.nap.submit(60.0) if ending == "call" else None
+        if ending == "put":
+            channel = px.Channel(1)
+            call = group.put_two.submit(channel)
+            while not channel.depth.puts:
+                time.sleep(0.01)
         print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
         if call is not None:
             call.result()
-        if ending == "put":
-            group.run(lambda worker, channel: channel.put_many([bytes(1 << 20)] * 2), px.Channel(1))
         if ending == "exception":
             raise ValueError("the driver's own mistake")
         if ending == "exit":

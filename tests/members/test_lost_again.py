@@ -58,6 +58,16 @@ def test_a_rank_lost_during_a_replacement_is_replaced_with_the_state_of_the_snap
     assert group.epoch == 2
 
 
+def test_a_policy_leaves_a_group_broken_after_max_failures(four: px.ResourcePool) -> None:
+    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=1))
+    px.snapshot(group)
+    lose(group, 1)
+    assert group.add(1) == [[1]] * 4
+    lose(group, 2)
+    with pytest.raises(px.GroupBroken, match="does not allow another replacement now: 1 were made"):
+        group.add(2)
+
+
 def test_a_group_restarts_if_a_rank_and_the_holder_of_its_copy_are_lost(
     four: px.ResourcePool, meanwhile: list[Callable[[], None]]
 ) -> None:

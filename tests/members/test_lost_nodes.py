@@ -86,7 +86,7 @@ def main() -> None:
         pids, nodes = group.pid(), [group.core.epoch.nodes]
         seen: list[list[float]] = []
         held = contextlib.ExitStack()
-        while len(seen) < STEPS:
+        while len(seen) < STEPS and len(found["errors"]) < 5:
             if len(seen) == DRAINED_AT and "took" not in found:
                 found["early"] = len(px.preemption_notices(group))
                 drain(cluster, nodes[0][2], 120)

@@ -48,6 +48,10 @@ class Model(px.Worker):
     def rank_zero(self) -> str:
         return ""
 
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def metric(self, x: list[int]) -> float:
+        return float(len(x))
+
     @px.register(px.Dispatch.ONE_TO_ALL, execute_mode=px.Execute.RANK_ZERO)
     def executed_on_zero(self) -> str:
         return ""
@@ -67,6 +71,10 @@ class Model(px.Worker):
     @px.register(collect="none")
     def silent(self, x: int) -> str:
         return str(x)
+
+    @px.register(px.Dispatch.ROWS, collect=total)
+    def summed(self, x: list[float]) -> float:
+        return sum(x)
 
     @px.register(blocking=False)
     def later(self, x: int) -> str:
@@ -131,6 +139,7 @@ def of_each_mode(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.rows)([1]), list[str])
     assert_type(group.method(Model.mesh_rows)([1]), list[str])
     assert_type(group.method(Model.rank_zero)(), str)
+    assert_type(group.method(Model.metric)([1]), list[float])
     assert_type(group.method(Model.executed_on_zero)(), str)
 
 
@@ -190,6 +199,7 @@ def of_what_has_no_type_of_its_own(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.unregistered)(1), Any)
     assert_type(group.method(Model.custom)(1), Any)
     assert_type(group.method(Model.silent)(1), Any)
+    assert_type(group.method(Model.summed)([1.0]), Any)
     assert_type(group.method(Model.later)(1), Any)
     assert_type(group.method("one_to_all")(1), Any)
     assert_type(group.one_to_all(1), Any)

@@ -77,6 +77,27 @@ def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close
             use()
 
 
+def test_a_sync_works_after_a_restart_of_its_source(sync: px.WeightSync, both: Both) -> None:
+    actor, rollout = both
+    number = sync().number
+    actor.restart()
+    actor.train()
+
+    assert sync().number == number + 1
+    assert all(same(one, actor.values()[0]) for one in rollout.values())
+
+
+def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
+    sync: px.WeightSync, both: Both
+) -> None:
+    both[0].run(lambda actor: setattr(actor, "steps", "three"))
+    with pytest.raises(ValueError, match="three"):
+        sync()
+
+    both[0].run(lambda actor: setattr(actor, "steps", 3))
+    assert sync().step == 3
+
+
 def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
     sync: px.WeightSync, both: Both
 ) -> None:

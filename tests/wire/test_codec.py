@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict, namedtuple
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.codec import decode, encode
+from phalanx.wire.pack import Sink
 from tests.wire.routes import Token, payload, through_buffers, through_bytes
 
 Pair = namedtuple("Pair", "left right")
@@ -181,6 +183,14 @@ def test_temporary_tensors_made_while_pickling_are_not_confused() -> None:
 
     arrived = through_bytes(Computed())
     assert [part[0].item() for part in arrived] == list(range(50))
+
+
+def test_the_encoder_keeps_sources_alive_so_that_their_addresses_stay_unique() -> None:
+    sink, owner = Sink(), torch.ones(3)
+    sink.place_of(owner, torch.device("cuda", 0), 4096, 12, lambda: np.zeros(12, np.uint8))
+    kept = weakref.ref(owner)
+    del owner
+    assert kept() is not None
 
 
 def test_small_tensors_and_partly_overlapping_views_arrive_in_separate_memory() -> None:

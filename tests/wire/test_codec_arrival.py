@@ -91,6 +91,22 @@ def test_externalized_objects_are_restored_once_each_and_in_order(route: Any) ->
     assert seen == ["a", "b"]
 
 
+def test_restore_may_decode_other_values_with_other_options() -> None:
+    stored = encode(np.arange(3)).to_bytes()
+
+    def restore(_: Any) -> Any:
+        with decoding(readonly=True):
+            return decode(stored)
+
+    with decoding(restore=restore):
+        arrived = decode(encode([np.zeros(1), Token("x"), np.ones(1)], externalize={Token: lambda _: 1}))
+    assert [(a.tolist(), a.flags.writeable) for a in arrived] == [
+        ([0], True),
+        ([0, 1, 2], False),
+        ([1], True),
+    ]
+
+
 def test_a_leaf_may_be_sent_as_a_placeholder() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
     value = {"a": large, "b": [large, small]}

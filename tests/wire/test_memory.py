@@ -123,6 +123,16 @@ def test_arrays_are_joined_in_order(dtype: str, order: Any) -> None:
     assert (joined.dtype, joined.tolist()) == (whole.dtype, whole.tolist())
 
 
+def test_the_first_error_of_a_threaded_copy_is_raised_after_all_copies_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
+    copied = np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="broadcast"):
+        memory._copy_all([np.zeros(3, np.uint8), copied], [np.ones(2, np.uint8), np.ones(4, np.uint8)])
+    assert copied.all()
+
+
 def test_large_values_are_copied_while_the_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
     (copied,) = private_copies([memoryview(bytes([1]) * memory.PARALLEL_FROM)])

@@ -14,7 +14,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,7 +187,7 @@ os.register_at_fork(after_in_child=_copiers.cache_clear)
 def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     """Copy each source into its target; large copies are divided into chunks for the thread pool.
 
-    NumPy releases the GIL during each chunk.
+    NumPy releases the GIL during each chunk. The first error is raised once all chunks are done.
     """
     pairs = list(zip(targets, sources, strict=True))
     if sum(target.nbytes for target in targets) < PARALLEL_FROM:
@@ -208,6 +208,7 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
             raise
         for piece in pieces[len(running) :]:  # the process exits: the pool accepts no work
             np.copyto(*piece)
+    wait(running)
     for future in running:
         future.result()
 
