@@ -1,4 +1,4 @@
-"""Exceptions that are hard to send: with other arguments than their text, frozen, or with slots."""
+"""Exceptions that are hard to send: with other arguments than their text, frozen, with slots, or without a text."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ class Slotted(ValueError):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
 
 
 def decode_error() -> UnicodeDecodeError:

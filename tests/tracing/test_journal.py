@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.tracing.spans import CallSpan, SpanLog, SpanWriter, current, path_of, process, read_log, span
+from tests.support.odd_exceptions import Mute
 from tests.tracing.made_up import key
 
 
@@ -115,10 +116,6 @@ def test_a_span_belongs_to_its_call_and_outside_of_calls_to_the_rank(
 
 
 def test_attributes_and_errors_without_text_do_not_break_a_traced_call(path: Path) -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
     with pytest.raises(Mute), CallSpan(SpanWriter(str(path)), 5):
         with span("x", shape=(2, 3), odd=Mute(), none=None, loss=float("nan")):
             pass

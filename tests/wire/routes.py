@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections import namedtuple
 from typing import Any
 
+import pytest
+
 from phalanx.wire.codec import Encoded, decode, encode
+
+Pair = namedtuple("Pair", "left right")
 
 
 class Token:
@@ -37,7 +42,9 @@ def in_process(value: Any, **options: Any) -> Any:
     return decode(encode(value, **options))
 
 
-ROUTES = [through_bytes, through_buffers, through_pickle, in_process]
+by_every_route = pytest.mark.parametrize(
+    "route", [through_bytes, through_buffers, through_pickle, in_process], ids=lambda route: route.__name__
+)
 
 
 def payload(encoded: Encoded) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any
 
@@ -19,9 +19,7 @@ import torch
 from phalanx.errors import DispatchError, InternalError
 from phalanx.wire.codec import decode, encode
 from phalanx.wire.pack import Sink
-from tests.wire.routes import Token, payload, through_buffers, through_bytes
-
-Pair = namedtuple("Pair", "left right")
+from tests.wire.routes import Pair, Token, by_every_route, payload, through_buffers, through_bytes
 
 
 class Tagged(torch.Tensor):
@@ -33,6 +31,7 @@ class WithOwnReduce(torch.Tensor):
         return torch.zeros, (7,)
 
 
+@by_every_route
 @pytest.mark.parametrize(
     "value",
     [
@@ -62,6 +61,7 @@ def test_a_lambda_is_sent_with_its_tensors_out_of_band() -> None:
     assert payload(encoded) == weights.nbytes
 
 
+@by_every_route
 def test_long_and_recursive_lists_arrive_next_to_tensors(route: Any) -> None:
     texts: list[Any] = [f"text {i}" for i in range(20_000)]
     itself: list[Any] = [1]
@@ -99,6 +99,7 @@ def test_conjugate_and_negative_bits_are_resolved() -> None:
     assert torch.equal(imag, sent.imag.resolve_neg())
 
 
+@by_every_route
 def test_a_parameter_arrives_as_a_parameter_with_its_attributes(route: Any) -> None:
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     frozen.partition_dim = 1  # pyright: ignore[reportAttributeAccessIssue]

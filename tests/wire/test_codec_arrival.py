@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ import torch
 
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import decode, decoding, encode, large_leaves
-from tests.wire.routes import Token, in_process, payload, through_buffers
-
-Pair = namedtuple("Pair", "left right")
+from tests.wire.routes import Pair, Token, by_every_route, in_process, payload, through_buffers
 
 
+@by_every_route
 def test_decoded_memory_is_private_and_writable_unless_the_value_is_readonly(route: Any) -> None:
     tensor, array = torch.zeros(3, 4), np.zeros(4)
     array.flags.writeable = False
@@ -75,6 +73,7 @@ def test_decode_options_apply_only_to_their_block_and_task() -> None:
     assert asyncio.run(both()) == [False, True]
 
 
+@by_every_route
 def test_externalized_objects_are_restored_once_each_and_in_order(route: Any) -> None:
     twice = Token("a")
     value = {"call": [twice, Token("b"), 3, twice], "t": torch.ones(1)}
