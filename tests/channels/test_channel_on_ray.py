@@ -15,15 +15,13 @@ import pytest
 import phalanx as px
 from phalanx.channels.hub_client import hubs, stored_items
 from phalanx.testing import faults
-from tests.channels.test_channel import all_are_accounted_for
+from tests.channels.test_channel import LARGE, WITHIN, all_are_accounted_for
 from tests.support.fault_workers import within
 from tests.support.scripts import start
 
 pytestmark = pytest.mark.slow
 BY_VALUE = True
 
-WITHIN = 30.0
-LARGE = 60_000
 LEAVING = """
 import ray
 import phalanx as px

@@ -210,19 +210,16 @@ class Schedule:
             self._check()
 
 
-def run(seeds: range) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(start, start + 250) for start in range(0, 1_000, 250)),
+        pytest.param(range(1_000, 21_000), marks=pytest.mark.soak),
+    ],
+)
+def test_schedules_keep_every_promise(seeds: range) -> None:
     for seed in seeds:
         try:
             Schedule(seed).run()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
-
-
-@pytest.mark.parametrize("block", range(4))
-def test_schedules_keep_every_promise(block: int) -> None:
-    run(range(250 * block, 250 * (block + 1)))
-
-
-@pytest.mark.soak
-def test_twenty_thousand_schedules_keep_every_promise() -> None:
-    run(range(1_000, 21_000))
