@@ -30,14 +30,13 @@ ELSEWHERE = {
 }
 
 
-def has_python(page: Path) -> bool:
-    return any(block.language == "python" for block in blocks(page))
+def written_in(*languages: str) -> list[Block]:
+    return [block for page in pages() for block in blocks(page) if block.language in languages]
 
 
 def runnable(backend: str) -> list[Any]:
-    chosen = [
-        p for p in pages() if name_of(p) not in ELSEWHERE and has_python(p) and backend_of(p) == backend
-    ]
+    with_python = {block.page for block in written_in("python")}
+    chosen = [p for p in sorted(with_python) if name_of(p) not in ELSEWHERE and backend_of(p) == backend]
     marks = [pytest.mark.slow] if backend == "ray" else []
     return [pytest.param(page, id=name_of(page), marks=marks) for page in chosen]
 
@@ -49,21 +48,14 @@ def run(page: Path) -> None:
     found = [block for block in blocks(page) if block.language in ("python", "text")]
     for block, following in zip(found, [*found[1:], None], strict=True):
         if block.language == "python":
-            printed = execute(block, namespace)
+            code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(code, namespace)
             if following is not None and following.language == "text" and following.title == OUTPUT:
-                check(following, printed)
-
-
-def execute(block: Block, namespace: dict[str, Any]) -> str:
-    code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, namespace)
-    return printed.getvalue()
-
-
-def check(shown: Block, printed: str) -> None:
-    assert same_output(shown.text, printed), f"{shown.where} shows\n{shown.text}\nbut printed was\n{printed}"
+                shown, printed = following.text, output.getvalue()
+                assert same_output(shown, printed), (
+                    f"{following.where} shows\n{shown}\nprinted was\n{printed}"
+                )
 
 
 @pytest.fixture
@@ -139,10 +131,6 @@ def test_the_output_shown_on_a_page_may_leave_out_parts() -> None:
     assert not same_output("rank 2 (host ..., pid ...)", "rank 3 (host a, pid 17)\n")
     assert not same_output("rank 2", "rank 2 and more")
     assert ROOT in DOCS.parents
-
-
-def written_in(*languages: str) -> list[Block]:
-    return [block for page in pages() for block in blocks(page) if block.language in languages]
 
 
 def titled(title: str) -> Block:

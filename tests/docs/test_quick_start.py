@@ -16,22 +16,6 @@ PAGE = DOCS / "quick-start.md"
 INSTALL = "install"  # title of the block that makes the environment, which exists in a test
 
 
-def follow(folder: Path, environment: Mapping[str, str]) -> int:
-    """Follow the page, and return the number of commands."""
-    ran, printed = 0, ""
-    for block in blocks(PAGE):
-        if block.language == "python":
-            (folder / block.title).write_text(block.text)
-        elif block.language == "sh" and block.title != INSTALL:
-            printed = shell(block, folder, environment)
-            ran += 1
-        elif block.language == "text":
-            assert same_output(block.text, printed), (
-                f"{block.where} shows\n{block.text}\nprinted was\n{printed}"
-            )
-    return ran
-
-
 def shell(block: Block, folder: Path, environment: Mapping[str, str]) -> str:
     command = ["bash", "-euc", block.text]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -50,4 +34,15 @@ def newcomer() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_quick_start_works_by_copy_and_paste(tmp_path: Path) -> None:
-    assert follow(tmp_path, newcomer()) == 4
+    ran, printed = 0, ""
+    for block in blocks(PAGE):
+        if block.language == "python":
+            (tmp_path / block.title).write_text(block.text)
+        elif block.language == "sh" and block.title != INSTALL:
+            printed = shell(block, tmp_path, newcomer())
+            ran += 1
+        elif block.language == "text":
+            assert same_output(block.text, printed), (
+                f"{block.where} shows\n{block.text}\nprinted was\n{printed}"
+            )
+    assert ran == 4
