@@ -36,13 +36,11 @@ def test_garbage_collection_is_restored_after_successful_and_failed_imports() ->
 
 @pytest.mark.slow
 def test_garbage_collection_is_enabled_on_a_rank(ray_cluster: Any) -> None:
-    class Sees(px.Worker):
-        @px.register
-        def settings(self) -> tuple[tuple[int, int, int], bool, int]:
-            return gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+    def settings(worker: px.Worker) -> tuple[tuple[int, int, int], bool, int]:
+        return gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
 
-    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool, px.WorkerGroup(pool, Sees) as group:
-        threshold, enabled, frozen = group.settings()[0]
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool, px.WorkerGroup(pool, px.Worker) as group:
+        threshold, enabled, frozen = group.run(settings)[0]
     assert threshold == gc.get_threshold()
     assert enabled
     assert frozen > 10_000

@@ -77,12 +77,6 @@ class Member(px.Worker):
         return value.item()
 
 
-class Seer(px.Worker):
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def view(self) -> tuple[str, int, int]:
-        return os.environ["CUDA_VISIBLE_DEVICES"], int(os.environ["LOCAL_RANK"]), self.local_rank
-
-
 @pytest.fixture
 def port_eater() -> Iterator[subprocess.Popen[str]]:
     command, root = [sys.executable, "-m", __name__], Path(__file__).parents[2]
@@ -117,15 +111,18 @@ def test_groups_start_concurrently_while_another_process_takes_ports(
 def test_a_rank_sees_its_own_device_or_on_request_all_devices_of_its_group_on_the_node(
     ray_cluster: None,
 ) -> None:
+    def view(worker: px.Worker) -> tuple[str, int, int]:
+        return os.environ["CUDA_VISIBLE_DEVICES"], int(os.environ["LOCAL_RANK"]), worker.local_rank
+
     with px.ResourcePool([3], use_gpu=True) as pool:
-        with px.WorkerGroup(pool, Seer) as group:
-            views = group.view()
+        with px.WorkerGroup(pool, px.Worker) as group:
+            views = group.run(view)
         devices = {device for device, _, _ in views}
         assert len(devices) == 3 and "," not in "".join(devices)
         assert [(index, place) for _, index, place in views] == [(0, 0), (0, 1), (0, 2)]
 
-        with px.WorkerGroup(pool, Seer, visible_devices="node") as group:
-            views = group.view()
+        with px.WorkerGroup(pool, px.Worker, visible_devices="node") as group:
+            views = group.run(view)
             own = [line[3].split()[1] for line in group.explain().rows]
         (shown,) = {tuple(devices.split(",")) for devices, _, _ in views}
         assert [shown[index] for _, index, _ in views] == own

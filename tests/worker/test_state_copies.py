@@ -12,21 +12,9 @@ from phalanx.worker.rank_state import RankState
 from phalanx.worker.state_copies import StateCopies
 
 
-class Tensors:
-    """A worker with a tensor for each value."""
-
-    def __init__(self, values: list[int]) -> None:
-        self.tensors = {f"t{index}": torch.full((3,), value) for index, value in enumerate(values)}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.tensors
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.tensors = state
-
-
 def leaves(values: list[int]) -> dict[str, RankState]:
-    return {"": RankState(Tensors(values), None, "cpu")}
+    tensors = {f"t{index}": torch.full((3,), float(value)) for index, value in enumerate(values)}
+    return {"": RankState(torch.nn.ParameterDict(tensors), None, "cpu")}
 
 
 def held(holder: StateCopies, number: int) -> list[int]:

@@ -48,19 +48,15 @@ def batch(rows: torch.Tensor = ROWS) -> Batch:
 
 
 def test_tensors_are_on_the_device_of_the_rank_only_with_to_device(
-    monkeypatch: pytest.MonkeyPatch,
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkerRuntime, "device", torch.device("meta"))
-    with (
-        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Trainer) as group,
-        px.WorkerGroup(pool[0:1], Trainer) as fewer,
-    ):
-        for rows in (batch(), group.make.submit(ROWS)):
-            assert group.split(rows) == [("meta", (3, 4), True)] * 2
-        for whole in (px.put(batch(), backend="inline"), group.make.submit(ROWS)):
-            assert group.whole(whole) == [("meta", (6, 4), True)] * 2
-        made = group.make.submit(ROWS)
-        assert fewer.split(made) == [("meta", (6, 4), True)]  # joined from several ranks
-        assert group.look(made) == ["meta"] * 2  # for reading only
-        assert group.stay(made) == ["cpu"] * 2
+    group, fewer = px.WorkerGroup(here[0:2], Trainer), px.WorkerGroup(here[2:3], Trainer)
+    for rows in (batch(), group.make.submit(ROWS)):
+        assert group.split(rows) == [("meta", (3, 4), True)] * 2
+    for whole in (px.put(batch(), backend="inline"), group.make.submit(ROWS)):
+        assert group.whole(whole) == [("meta", (6, 4), True)] * 2
+    made = group.make.submit(ROWS)
+    assert fewer.split(made) == [("meta", (6, 4), True)]  # joined from several ranks
+    assert group.look(made) == ["meta"] * 2  # for reading only
+    assert group.stay(made) == ["cpu"] * 2

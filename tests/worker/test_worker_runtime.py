@@ -19,6 +19,7 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, LIBRARY, BackendRef, RankCall
 from phalanx.worker import handlers
 from phalanx.worker.call_values import encoded
+from phalanx.worker.control import Interrupted
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
@@ -70,12 +71,9 @@ def test_a_keyboard_interrupt_inline_is_raised_and_other_exceptions_are_failures
         runtime.run(message("give_up"))
 
 
-def test_the_error_of_a_missing_module_names_pythonpath() -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, px.Worker) as group,
-        pytest.raises(ModuleNotFoundError, match="PYTHONPATH"),
-    ):
+def test_the_error_of_a_missing_module_names_pythonpath(here: px.ResourcePool) -> None:
+    group = px.WorkerGroup(here, px.Worker)
+    with pytest.raises(ModuleNotFoundError, match="PYTHONPATH"):
         group.run(lambda worker: __import__("nowhere_to_be_found"))
 
 
@@ -94,10 +92,6 @@ def test_async_methods_share_one_loop_that_is_closed_with_its_rank() -> None:
     assert (before, first.is_closed()) == (False, True)
 
 
-class Interrupt(BaseException):
-    """Stands for the interrupt of a cancelled call."""
-
-
 def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
     loop, seen = Loop(), list[str]()
 
@@ -108,13 +102,13 @@ def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
             seen.append("first ended")
 
     def interrupt(*_: object) -> None:
-        raise Interrupt
+        raise Interrupted
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     sender = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
     try:
         sender.start()
-        with pytest.raises(Interrupt):
+        with pytest.raises(Interrupted):
             loop.run(first())
     finally:
         sender.join()
