@@ -12,6 +12,7 @@ import phalanx as px
 from phalanx.backends.ray.backend import RayBackend
 from phalanx.backends.ray.metrics import Exporter, MetricBuffer
 from phalanx.session.session import Counts
+from tests.support.fault_workers import Trouble
 
 
 class Fake:
@@ -82,16 +83,6 @@ def test_a_full_buffer_drops_the_oldest_calls(monkeypatch: pytest.MonkeyPatch) -
     assert [one.method for one in source.drain()[0]] == ["3", "4"]
 
 
-class Counted:
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def add(self, x: int) -> int:
-        return x
-
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def fail(self) -> None:
-        raise ValueError
-
-
 def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,18 +93,19 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
     for user in ("calls.call", "session.session"):
         monkeypatch.setattr(f"phalanx.{user}.meters", meters)
 
-    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Counted, name="counted") as group:
-        group.add(1)
-        list(group.add.stream(2))
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Trouble, name="counted") as group:
+        group.ping()
+        list(group.ping.stream())
         with pytest.raises(ValueError):
-            group.fail()
+            group.refuse(7)
         ended, moved = meters.drain()
         mine = [one for one in ended if one.group == "counted"]
-        assert [(one.method, one.failed) for one in mine] == [("add", False), ("add", False), ("fail", True)]
+        methods = [("ping", False), ("ping", False), ("refuse", True)]
+        assert [(one.method, one.failed) for one in mine] == methods
         assert all(one.seconds > 0 for one in mine)
         assert {kind for group, kind, _ in moved if group == "counted"} >= {"sent"}
 
-        group.add(1)
-        meters.ended("counted", "fail", 0.1, True)
+        group.ping()
+        meters.ended("counted", "refuse", 0.1, True)
         Exporter(meters, metrics).flush()
         assert meters.drain() == ([], [])

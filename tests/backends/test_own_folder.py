@@ -10,10 +10,8 @@ from pathlib import Path
 OWNER = """
 import os
 import phalanx as px
-class Nothing(px.Worker):
-    pass
 px.init(backend="inline")
-group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), Nothing)
+group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), px.Worker)
 if not os.fork():
     raise SystemExit
 os.wait()

@@ -15,18 +15,12 @@ from phalanx.backends.ray.node_agents import NodeAgent
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at, read_proc
 from phalanx.wire.messages import SideChannel
+from tests.support.fault_workers import DAEMON
 
-TREE = """
+TREE = f"""
 import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "961"], start_new_session=True)
-daemon = subprocess.Popen([sys.executable, "-S", "-c", '''
-import os, time
-if os.fork():
-    os._exit(0)
-os.setsid()
-print(os.getpid(), flush=True)
-time.sleep(962)
-'''], stdout=subprocess.PIPE, text=True)
+daemon = subprocess.Popen([sys.executable, "-S", "-c", {DAEMON!r}], stdout=subprocess.PIPE, text=True)
 print(child.pid, daemon.stdout.readline().strip(), flush=True)
 time.sleep(963)
 """
