@@ -451,15 +451,10 @@ def test_an_attached_driver_traces_its_calls_of_a_detached_group(
 SCRIPT = """
 import phalanx as px
 
-class W:
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def ping(self):
-        return 1
-
 if __name__ == "__main__":
     pool = px.ResourcePool([2], use_gpu=False)
-    group = px.WorkerGroup(pool, W)
-    group.ping()
+    group = px.WorkerGroup(pool, px.Worker)
+    group.run(type)
     {end}
 """
 
@@ -475,4 +470,4 @@ def test_the_trace_variable_records_a_complete_run(
     monkeypatch.delenv("PHALANX_PROCESS", raising=False)
     start(tmp_path / "driver.py", backend="inline", folder=tmp_path)
 
-    assert [call.method for call in load(tmp_path / "out/run.json").calls] == ["__init__", "ping"]
+    assert [call.method for call in load(tmp_path / "out/run.json").calls] == ["__init__", "run type"]

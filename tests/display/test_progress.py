@@ -13,6 +13,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.display import progress as module
+from tests.support.fault_workers import Trouble
 
 
 @pytest.fixture
@@ -50,18 +51,12 @@ def test_progress_on_a_terminal_counts_items_up_to_a_known_or_given_total(screen
     assert "trainer[0] a[/b]" in screen.getvalue()  # brackets are not markup
 
 
-def test_progress_of_a_stream_shows_its_number_of_ranks(screen: io.StringIO) -> None:
-    class Named(px.Worker):
-        @px.register
-        def number_of(self) -> int:
-            return self.rank
+def test_progress_of_a_stream_shows_its_number_of_ranks(here: px.ResourcePool, screen: io.StringIO) -> None:
+    group = px.WorkerGroup(here, Trouble, name="workers")
+    assert list(px.debug.progress(group.ping.submit().stream())) == [(0, 0), (1, 1), (2, 2)]
+    assert list(px.debug.progress(group.ping.stream())) == [(0, 0), (1, 1), (2, 2)]
 
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Named, name="workers")
-        assert list(px.debug.progress(group.number_of.submit().stream())) == [(0, 0), (1, 1), (2, 2)]
-        assert list(px.debug.progress(group.number_of.stream())) == [(0, 0), (1, 1), (2, 2)]
-
-    assert "workers.number_of" in screen.getvalue()
+    assert "workers.ping" in screen.getvalue()
     assert "3/3" in screen.getvalue()
 
 
