@@ -26,31 +26,30 @@ time.sleep(963)
 """
 
 
-class Tree:
-    """A process with a child in a session of its own and an orphaned daemon."""
+class Marked:
+    """A process with the mark of a rank, which printed some words."""
 
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", TREE],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PHALANX_PROCESS": mark},
-        )
+    def __init__(self, script: str) -> None:
+        self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        command, env = [sys.executable, "-S", "-c", script], {**os.environ, "PHALANX_PROCESS": self.mark}
+        pipe, silent = subprocess.PIPE, subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=silent, text=True, env=env)
         assert self.process.stdout is not None
-        self.descendants = [int(pid) for pid in self.process.stdout.readline().split()]
+        self.printed = self.process.stdout.readline().split()
         found = look_at(self.process.pid)
         assert found is not None
         self.started = found.started
-        self.target = ProcessHandle(self.process.pid, SideChannel(self.started, -1, -1, -1, mark))
+        self.target = ProcessHandle(self.process.pid, SideChannel(self.started, -1, -1, -1, self.mark))
 
     def alive(self) -> list[int]:
-        return [pid for pid in (self.process.pid, *self.descendants) if look_at(pid) is not None]
+        pids = [self.process.pid, *(int(word) for word in self.printed if word.isdigit())]
+        return [pid for pid in pids if look_at(pid) is not None]
 
 
 @pytest.fixture
-def tree() -> Iterator[Tree]:
-    made = Tree(f"{os.getpid()}-{time.monotonic_ns()}")
+def tree(request: pytest.FixtureRequest) -> Iterator[Marked]:
+    """A process with a child in a session of its own and an orphaned daemon, or of another script."""
+    made = Marked(getattr(request, "param", TREE))
     yield made
     for pid in made.alive():
         os.kill(pid, 9)
@@ -69,27 +68,21 @@ if __name__ == "__main__":
 """
 
 
-def test_the_reaper_leaves_no_shared_memory_names_of_killed_processes() -> None:
+@pytest.mark.parametrize("tree", [SHARING], indirect=True, ids=["sharing"])
+def test_the_reaper_leaves_no_shared_memory_names_of_killed_processes(tree: Marked) -> None:
     """Python's resource tracker removes the names if the reaper gives it time."""
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    command = [sys.executable, "-S", "-c", SHARING]
-    pipe, env = subprocess.PIPE, {**os.environ, "PHALANX_PROCESS": mark}
-    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env) as process:
-        assert process.stdout is not None
-        names = process.stdout.readline().split()
-        found = look_at(process.pid)
-        assert found is not None
-        assert all(os.path.exists(f"/dev/shm/{name}") for name in names)
-        reaper = Reaper()
-        reaper.answer({"watch": [(process.pid, found.started, mark)]})
+    assert len(tree.printed) == 2
+    assert all(os.path.exists(f"/dev/shm/{name}") for name in tree.printed)
+    reaper = Reaper()
+    reaper.answer({"watch": [(tree.process.pid, tree.started, tree.mark)]})
 
-        assert reaper.end([process.pid]) == []
+    assert reaper.end([tree.process.pid]) == []
 
-        assert [name for name in names if os.path.exists(f"/dev/shm/{name}")] == []
+    assert [name for name in tree.printed if os.path.exists(f"/dev/shm/{name}")] == []
 
 
 def test_the_reaper_removes_the_folders_of_a_rank_and_no_others(
-    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for mark in (tree.mark, "77-another"):
@@ -102,7 +95,7 @@ def test_the_reaper_removes_the_folders_of_a_rank_and_no_others(
     assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
 
 
-def test_ending_a_rank_spares_a_later_process_with_its_pid(tree: Tree) -> None:
+def test_ending_a_rank_spares_a_later_process_with_its_pid(tree: Marked) -> None:
     reaper, agent = Reaper(), NodeAgent()
     reaper.answer({"watch": [(tree.process.pid, tree.started - 1, "of-another")]})
     agent.watch([tree.target])
@@ -116,7 +109,7 @@ def test_ending_a_rank_spares_a_later_process_with_its_pid(tree: Tree) -> None:
     assert tree.alive() == []
 
 
-def test_a_killed_reaper_is_replaced_and_still_ends_its_processes(tree: Tree) -> None:
+def test_a_killed_reaper_is_replaced_and_still_ends_its_processes(tree: Marked) -> None:
     agent = NodeAgent()
     agent.watch([tree.target])
     for name in filter(str.isdigit, os.listdir("/proc")):
