@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-LOADERS = frozenset(
-    {"import_module", "__import__", "lazy"}
-)  # functions that import the module that their argument names
+# Functions that import the module that their argument names.
+LOADERS = frozenset({"import_module", "__import__", "lazy"})
 
 
 def module_name(path: Path) -> str:
@@ -47,7 +46,6 @@ def imports_of(module: str) -> set[str]:
 
 
 def called(call: ast.Call) -> str | None:
-    """Return the name of the called function."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else None

@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.__main__",),
 )
 # Packages that run on ranks never import the driver's side, nor a backend.
-_DRIVER = {f"phalanx.{name}" for name in ("session", "pools", "group", "calls", "members", "api", "debug")}
+DRIVER = {f"phalanx.{name}" for name in ("session", "pools", "group", "calls", "members", "api", "debug")}
 _BACKENDS = {row for layers in LAYERS for row in layers if row.startswith("phalanx.backends")}
 ON_RANKS = {
     "phalanx.worker",
@@ -65,13 +65,10 @@ ON_RANKS = {
 }
 NEVER = {  # although it is in the rows above
     "phalanx.backends.inline": {"phalanx.backends.ray"},
-    **dict.fromkeys(ON_RANKS, _DRIVER | _BACKENDS),
+    **dict.fromkeys(ON_RANKS, DRIVER | _BACKENDS),
 }
 MAY_USE_RAY = {"phalanx.backends.ray", "phalanx.compat"}
-MAY_USE_COMPAT = {
-    "phalanx.compat",
-    "phalanx.cli",
-}  # `phalanx verl` puts the drop-in under a program of verl's
+MAY_USE_COMPAT = {"phalanx.compat", "phalanx.cli"}  # `phalanx verl` puts it under a program of verl's
 _ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}
 
 
@@ -116,7 +113,7 @@ def test_only_the_drop_in_and_the_command_name_the_drop_in() -> None:
 
 def test_only_one_module_of_the_drop_in_imports_the_drivers_side() -> None:
     of_drop_in = [module for module in MODULES if row(module) == "phalanx.compat"]
-    side = tuple(_DRIVER - {"phalanx.api"})
+    side = tuple(DRIVER - {"phalanx.api"})
 
     knowing = [module for module in of_drop_in if any(name.startswith(side) for name in imports_of(module))]
 

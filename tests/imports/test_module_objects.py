@@ -6,19 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from tests.imports.source import MODULES
+from tests.imports.test_layers import DRIVER
 
-DRIVER = (
-    "session",
-    "pools",
-    "group",
-    "calls",
-    "members",
-    "weights",
-    "channels",
-    "checkpoint",
-    "api",
-    "debug",
-)
+PACKAGES = (*DRIVER, "phalanx.weights", "phalanx.channels", "phalanx.checkpoint")
 #: Expressions that make objects which may change, and calls among them whose results do not.
 CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp
 CONSTANTS = ("TypeVar", "Struct", "compile", "frozenset", "getLogger")
@@ -65,7 +55,7 @@ def test_driver_modules_have_only_the_known_mutable_objects() -> None:
     found = {
         f"{module.removeprefix('phalanx.')}.{name}"
         for module, path in MODULES.items()
-        if module.startswith(tuple(f"phalanx.{package}." for package in DRIVER))
+        if module.startswith(tuple(f"{package}." for package in PACKAGES))
         for name in objects(path.read_text())
     }
 
