@@ -40,11 +40,10 @@ def test_summary_has_median_extremes_and_quartiles() -> None:
         ({"phalanx": 1.0}, None),
     ],
 )
-def test_goal_is_judged_on_medians(medians: dict[str, float], met: bool | None) -> None:
+def test_a_goal_is_judged_on_medians_and_has_a_readable_text(
+    medians: dict[str, float], met: bool | None
+) -> None:
     assert judge(Goal("verl", 1 / 8), {name: summarise([value]) for name, value in medians.items()}) is met
-
-
-def test_a_goal_has_a_readable_text() -> None:
     assert Goal("floor", 2.0).words() == "<= 2x floor"
 
 

@@ -108,7 +108,6 @@ class Server(px.Worker):
 
 
 def ended(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a driver to its end."""
     path = folder / "driver.py"
     path.write_text(script)
     return start(path, backend="ray", folder=folder)

@@ -30,7 +30,6 @@ class Source(px.Worker):
 
     @px.register
     def change(self, seed: int) -> dict[str, Any]:
-        """Change the weights, and return them."""
         random = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.model.parameters():

@@ -17,8 +17,6 @@ _WITHIN_S = 60.0
 
 
 class Small(px.Worker):
-    """A worker with a method for each way in which a call ends."""
-
     def __init__(self) -> None:
         self.calls: list[Any] = []
 

@@ -20,8 +20,6 @@ if sys.version_info < (3, 11):
 
 
 class Probe(px.Worker):
-    """A worker with a method for each behavior that the suite tests."""
-
     def __init__(self, start: float = 0.0) -> None:
         self.value = torch.zeros(2) + self.rank + start
 
@@ -225,8 +223,6 @@ class Unreadable:
 
 
 class FailsOnRankOne(px.Worker):
-    """A worker whose constructor raises on rank 1."""
-
     def __init__(self) -> None:
         if self.rank == 1:
             raise ValueError("rank 1 has no licence")

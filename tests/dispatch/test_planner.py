@@ -14,7 +14,7 @@ from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, run, spec_of
 
-FOUR = FakeTarget(4)
+TWO, FOUR = FakeTarget(2), FakeTarget(4)
 
 
 def test_dp_compute_deals_list_elements_to_ranks_and_sends_replicated_values_whole() -> None:
@@ -101,9 +101,6 @@ def test_padding_repeats_the_rows_of_a_shard_from_its_first_and_leaves_an_empty_
     assert by_rank(on_one) == [(1, ([0, 1],), {})]
 
 
-TWO = FakeTarget(2)
-
-
 def test_peers_of_a_dp_coordinate_share_a_shard_of_a_future_which_has_its_padding() -> None:
     call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
     pieces = [args[0] for _, args, _ in by_rank(call)]
@@ -146,10 +143,6 @@ def test_a_custom_dispatch_function_gets_the_value_of_a_future() -> None:
     assert torch.equal(seen[0], torch.ones(1))
 
 
-def collected(mode: Any, collect: Any) -> Any:
-    return spec_of(collecting(mode, collect))
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -172,14 +165,14 @@ def test_modes_with_verls_names_equal_their_native_modes_and_no_others(name: str
     ("collect", "value"), [("join", [7, 7, 7, 7]), ("list", [[7]] * 4), ("first", [7]), ("none", None)]
 )
 def test_outputs_of_one_to_all_are_collected_as_declared(collect: str, value: Any) -> None:
-    assert run(collected(Dispatch.ONE_TO_ALL, collect), FOUR, [7]) == value
+    assert run(spec_of(collecting(Dispatch.ONE_TO_ALL, collect)), FOUR, [7]) == value
 
 
 def test_a_collect_function_gets_the_outputs_of_a_mesh_by_dp_coordinate() -> None:
     seen: list[Any] = []
-    spec = collected(Dispatch.mesh("actor"), lambda group, outputs: seen.extend(outputs) or len(outputs))
+    mode = collecting(Dispatch.mesh("actor"), lambda group, outputs: seen.extend(outputs) or len(outputs))
 
-    assert run(spec, meshed(dp=2, tp=2, pp=2), [1, 2, 3]) == 2
+    assert run(spec_of(mode), meshed(dp=2, tp=2, pp=2), [1, 2, 3]) == 2
     assert seen == [[1, 2], [3]]
 
 

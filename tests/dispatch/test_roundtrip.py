@@ -92,8 +92,11 @@ def test_rows_split_over_ranks_are_returned_unchanged(
 def test_rows_split_over_a_mesh_are_returned_unchanged(
     value: Any, axes: tuple[int, ...], mode: str, options: dict[str, Any]
 ) -> None:
+    def lengths(value: Any) -> list[int]:
+        return [(7 * row) % 11 for row in range(count_rows(value) or 0)]
+
     dp, pp, cp, tp = axes
-    chosen = {"mesh": Dispatch.mesh("actor"), "balanced": Dispatch.mesh("actor", balance=_lengths)}
+    chosen = {"mesh": Dispatch.mesh("actor"), "balanced": Dispatch.mesh("actor", balance=lengths)}
     spec = spec_of(chosen.get(mode) or Dispatch[mode], **options)
     assert same(run(spec, meshed(pp=pp, dp=dp, cp=cp, tp=tp), value), value)
 
@@ -108,7 +111,3 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert counts == sorted(counts, reverse=True)
     assert same(join_rows(pieces), before)
     assert same(value, before)
-
-
-def _lengths(value: Any) -> list[int]:
-    return [(7 * row) % 11 for row in range(count_rows(value) or 0)]

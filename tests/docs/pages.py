@@ -36,7 +36,6 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return all pages of the site."""
     return sorted(DOCS.rglob("*.md"))
 
 

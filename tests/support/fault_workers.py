@@ -93,7 +93,6 @@ class Trouble(px.Worker):
 
     @px.register
     def hold(self, gate: str) -> int:
-        """Wait until a file exists."""
         while not os.path.exists(gate):
             time.sleep(0.01)
         return self.rank

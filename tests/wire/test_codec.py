@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,11 +231,6 @@ class Batch:
     note: str
 
 
-class Holder:
-    def __init__(self) -> None:
-        self.inner = {"lock": threading.Lock()}
-
-
 LOCK = threading.Lock()
 
 
@@ -251,7 +247,7 @@ uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a sc
         ((({"lock": LOCK},), {}), "args[0]['lock']"),
         (((1,), {"x": [0, (LOCK,)]}), "kwargs['x'][1][0]"),
         ((LOCK,), "value[0]"),
-        ({"h": Holder()}, "value['h'].inner['lock']"),
+        ({"h": SimpleNamespace(inner={"lock": LOCK})}, "value['h'].inner['lock']"),
         (Batch(torch.ones(1), LOCK), "value.note"),  # pyright: ignore[reportArgumentType]
         ([uses_a_global], "value[0] (uses 'LOCK')"),
         ([lambda lock=LOCK: lock], "value[0] (uses 'lock')"),

@@ -108,13 +108,10 @@ def test_an_exception_that_is_too_large_is_not_packed() -> None:
     assert pack(ValueError(*[b"x" * (ITEM_LIMIT - 100)] * 20)) is None
 
 
-CLASSES = "class Gone(ValueError):\n    pass\n"
-
-
 def test_a_sub_exception_without_its_class_is_replaced_by_a_library_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "soon_gone.py").write_text(CLASSES)
+    (tmp_path / "soon_gone.py").write_text("class Gone(ValueError):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     data = pack(ExceptionGroup("several", [__import__("soon_gone").Gone("text"), KeyError("k")]))
     del sys.modules["soon_gone"]
