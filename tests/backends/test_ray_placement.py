@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -127,16 +128,9 @@ def test_a_repair_also_reports_blocks_that_an_earlier_failed_repair_moved(
 def test_losing_slots_during_a_reservation_is_a_placement_error(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
-    tables = iter([{"state": "PENDING"}, gone])
-
-    def table(group: Any) -> dict[str, Any]:
-        found = next(tables)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
+    tables = Mock(side_effect=[{"state": "PENDING"}, gone])
     monkeypatch.setattr(private, "placement_group", Groups().create)
-    monkeypatch.setattr(private, "placement_group_table", table)
+    monkeypatch.setattr(private, "placement_group_table", tables)
     monkeypatch.setattr(placement_groups, "release", lambda keys: None)
     with pytest.raises(PlacementError, match=r"pool: px\.shutdown\(\).*in another thread"):
         placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0, strategy="PACK"))

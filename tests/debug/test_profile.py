@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -171,10 +172,7 @@ def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.Monk
 
 
 def test_a_failing_profiler_loses_its_trace_but_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any) -> None:
-        raise RuntimeError("no profiler today")
-
-    monkeypatch.setattr(torch.profiler.profile, "start", broken)
+    monkeypatch.setattr(torch.profiler.profile, "start", Mock(side_effect=RuntimeError("no profiler today")))
     with inline() as one:
         runtime = one.core.endpoints[0].handle.runtime
         with one.profile() as profile:

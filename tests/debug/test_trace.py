@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -195,12 +196,8 @@ def test_a_trace_that_fails_to_stop_does_not_stop_another_trace(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing, other = px.trace().start(), px.trace().start()
-
-    def fail(_: object) -> None:
-        raise MemoryError
-
     with monkeypatch.context() as patch:
-        patch.setattr(type(failing), "events", property(fail))
+        patch.setattr(type(failing), "events", property(Mock(side_effect=MemoryError)))
         with pytest.raises(MemoryError):
             failing.stop()
     failing.stop()
@@ -348,12 +345,9 @@ class Server:
 def test_unreadable_events_of_a_rank_are_a_note_and_not_an_error(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(*args: Any) -> bytes:
-        raise OSError("nothing answers")
-
     with px.trace() as trace:
         group.add(1)
-        monkeypatch.setattr(group.core.backend, "read", read)
+        monkeypatch.setattr(group.core.backend, "read", Mock(side_effect=OSError("nothing answers")))
     events = trace.events
 
     assert events.notes == tuple(

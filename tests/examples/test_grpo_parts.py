@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,15 +55,7 @@ def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleTyp
 
 def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exception) -> Iterator[float]:
     """Return the loop that recovers, on steps that end with ``outcomes`` in turn."""
-    left = iter(outcomes)
-
-    def train_on(*_: Any) -> float:
-        outcome = next(left)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    patch.setattr(grpo, "train_on", train_on)
+    patch.setattr(grpo, "train_on", Mock(side_effect=outcomes))
     for verb in ("snapshot", "restore"):
         patch.setattr(grpo.px, verb, lambda *_: None)
     groups = SimpleNamespace(policy=None, rollout=None)

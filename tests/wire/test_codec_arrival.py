@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -127,13 +128,10 @@ def test_large_leaves_are_found_once_in_the_order_of_the_encoding_up_to_an_error
 
 
 def test_externalize_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:
-    def refuse(token: Token) -> Any:
-        raise DispatchError("not this one")
-
     value = [Pair(1, 2)]
     assert in_process(value, externalize={Pair: lambda pair: None}) in (value, [(1, 2)])
     with pytest.raises(DispatchError, match=r"^not this one$"):
-        encode([Token("a")], externalize={Token: refuse})
+        encode([Token("a")], externalize={Token: Mock(side_effect=DispatchError("not this one"))})
 
 
 @pytest.mark.parametrize("travel", [in_process, through_buffers])
