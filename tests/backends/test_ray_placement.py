@@ -33,17 +33,13 @@ def test_processes_that_were_created_before_an_error_are_ended(
     ray_backend: backend.RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created: list[object] = []
-    ended: list[object] = []
+    kill = Mock(side_effect=ValueError("this cluster was left"))
 
     def create(request: SpawnRequest, index: int) -> object:
         if index == 2:
             raise ValueError("the name is taken")
         created.append(object())
         return created[-1]
-
-    def kill(handle: object) -> None:
-        ended.append(handle)
-        raise ValueError("this cluster was left")
 
     monkeypatch.setattr(backend, "_create", create)
     monkeypatch.setattr(private, "kill", kill)
@@ -52,8 +48,8 @@ def test_processes_that_were_created_before_an_error_are_ended(
     with pytest.raises(ValueError, match="the name is taken"):
         ray_backend.spawn(SpawnRequest("Worker", (), slots, {}, {}, lambda services: None, detached=True))
 
-    assert ended == created
-    assert len(ended) == 2
+    assert [one.args[0] for one in kill.call_args_list] == created
+    assert len(created) == 2
 
 
 def test_accelerators_are_not_probed_on_a_cluster_that_was_left(
