@@ -31,9 +31,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def group() -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        yield px.WorkerGroup(pool, Bag.bind(w=torch.ones(1000)))
+def group(here: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(here[0:2], Bag.bind(w=torch.ones(1000)))
 
 
 def test_a_full_disk_raises_an_error_keeps_the_previous_step_and_leaves_no_partial_model(

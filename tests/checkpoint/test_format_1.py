@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +41,11 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-@pytest.fixture
-def pool() -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as made:
-        yield made
-
-
 def test_a_run_resumes_from_a_step_of_format_1(
-    pool: px.ResourcePool, path: str, caplog: pytest.LogCaptureFixture
+    here: px.ResourcePool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state, staleness = {"seen": 0}, px.StalenessManager(max_lag=1, rows_per_version=1, backend="inline")
-    group = px.WorkerGroup(pool, Policy, name="policy")
+    group = px.WorkerGroup(here[0:2], Policy, name="policy")
     with (
         px.Channel(name="rows", backend="inline") as channel,
         px.checkpoint.CheckpointManager(
@@ -79,9 +72,9 @@ def test_a_run_resumes_from_a_step_of_format_1(
 
 
 def test_values_by_rank_of_format_1_are_refused_on_another_number_of_ranks(
-    pool: px.ResourcePool, path: str
+    here: px.ResourcePool, path: str
 ) -> None:
-    alone = px.WorkerGroup(pool[0:1], Policy, name="policy")
+    alone = px.WorkerGroup(here[0:1], Policy, name="policy")
 
     with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"counts\.by.*parts=\['model', 'optimizer'\]"):
         px.load(alone, path)

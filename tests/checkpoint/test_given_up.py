@@ -7,7 +7,7 @@ import io
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,8 @@ WITHIN = 60.0
 
 
 @pytest.fixture
-def pool() -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as made:
-        yield made
-
-
-@pytest.fixture
-def group(pool: px.ResourcePool) -> px.WorkerGroup:
-    return px.WorkerGroup(pool, Rows)
+def group(here: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(here[0:2], Rows)
 
 
 @pytest.fixture
@@ -68,10 +62,10 @@ def late(run: Path, fails: str = "") -> Callable[[str], None]:
 
 @pytest.mark.parametrize(("groups", "fails"), [(1, "__1_"), (2, "groups/0")])
 def test_a_failed_submitted_save_leaves_no_files_of_slower_ranks(
-    pool: px.ResourcePool, tmp_path: Path, on_write: Any, groups: int, fails: str
+    here: px.ResourcePool, tmp_path: Path, on_write: Any, groups: int, fails: str
 ) -> None:
     on_write(late(tmp_path, fails=fails))
-    made = {str(number): px.WorkerGroup(pool, Rows) for number in range(groups)}
+    made = {str(number): px.WorkerGroup(here[0:2], Rows) for number in range(groups)}
     with px.checkpoint.CheckpointManager(tmp_path, made) as run:
         why = r"rank \d of .* could not write step 3: OSError: no such luck"
         with pytest.raises(px.checkpoint.CheckpointError, match=why):
@@ -178,23 +172,23 @@ def test_an_unread_error_of_a_save_is_logged_once_at_exit(
     assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
 
 
-def test_an_error_of_state_dict_keeps_its_type_and_traceback(pool: px.ResourcePool, tmp_path: Path) -> None:
+def test_an_error_of_state_dict_keeps_its_type_and_traceback(here: px.ResourcePool, tmp_path: Path) -> None:
     class Broken(Bag):
         def state_dict(self) -> dict[str, Any]:
             raise KeyError("mine")
 
     with pytest.raises(KeyError) as caught:
-        px.save(px.WorkerGroup(pool, Broken), tmp_path)
+        px.save(px.WorkerGroup(here[0:2], Broken), tmp_path)
 
     assert "in state_dict" in str(caught.value)
 
 
 def test_the_save_of_a_run_shows_one_progress_bar_for_all_ranks(
-    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200, color_system=None)
-    groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
+    groups = {name: px.WorkerGroup(here[0:2], Rows) for name in ("one", "two")}
     with px.checkpoint.CheckpointManager(tmp_path, groups) as run:
         monkeypatch.setattr(progress, "terminal", lambda: console)
         run.save(7)

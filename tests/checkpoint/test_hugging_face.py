@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from tests.checkpoint.save_workers import Bag, Rows, Trainer
 
 SOAK_ON_RAY = True
 MODEL = "model.safetensors"
-
-
-@pytest.fixture
-def two(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False) as made:
-        yield made
 
 
 @pytest.mark.slow_on_cluster

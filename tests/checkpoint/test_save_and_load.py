@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,12 +21,6 @@ from tests.checkpoint.save_workers import Bag, Nothing, Rows, Trainer, Unchanged
 from tests.weights.weight_workers import same
 
 SOAK_ON_RAY = True
-
-
-@pytest.fixture
-def two(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False) as made:
-        yield made
 
 
 @pytest.mark.slow_on_cluster
@@ -170,14 +164,15 @@ def test_roles_of_a_colocated_group_are_saved_by_name_and_loaded_together_or_one
         assert found_after(manager.resume) == both
 
 
-def test_a_save_warns_of_roles_without_a_state_unless_they_declare_it(tmp_path: Path) -> None:
+def test_a_save_warns_of_roles_without_a_state_unless_they_declare_it(
+    here: px.ResourcePool, tmp_path: Path
+) -> None:
     cls = px.colocate({"actor": Trainer, "critic": Nothing, "reference": Unchanged})
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, cls)
-        with pytest.warns(UserWarning, match="no state is kept of critic: a role that changes calls"):
-            saved = px.save(group, tmp_path)
-        px.load(group, tmp_path, parts=["model"])
-        assert [path.name for path in Path(saved.folder).iterdir() if path.is_dir()] == ["actor"]
+    group = px.WorkerGroup(here[0:1], cls)
+    with pytest.warns(UserWarning, match="no state is kept of critic: a role that changes calls"):
+        saved = px.save(group, tmp_path)
+    px.load(group, tmp_path, parts=["model"])
+    assert [path.name for path in Path(saved.folder).iterdir() if path.is_dir()] == ["actor"]
 
 
 def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -224,10 +219,8 @@ assert "phalanx" not in sys.modules
 """
 
 
-def test_a_process_without_phalanx_reads_a_saved_step(tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        saved = px.save(px.WorkerGroup(pool, Rows), tmp_path)
-
+def test_a_process_without_phalanx_reads_a_saved_step(here: px.ResourcePool, tmp_path: Path) -> None:
+    saved = px.save(px.WorkerGroup(here[0:2], Rows), tmp_path)
     command = [sys.executable, "-W", "ignore", "-c", PLAIN, f"{saved.folder}/worker", tmp_path / "whole.pt"]
     subprocess.run(command, check=True)
 
@@ -249,19 +242,18 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
 
 
 def test_a_full_disk_leaves_the_previous_step_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Rows)
-        px.save(group, tmp_path, step=1)
-        monkeypatch.setattr(DirectFile, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    group = px.WorkerGroup(here[0:2], Rows)
+    px.save(group, tmp_path, step=1)
+    monkeypatch.setattr(DirectFile, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
 
-        for save in (px.save, lambda *given, step: px.save.submit(*given, step=step).result(60)):
-            with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
-                save(group, tmp_path, step=2)
+    for save in (px.save, lambda *given, step: px.save.submit(*given, step=step).result(60)):
+        with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
+            save(group, tmp_path, step=2)
 
-        assert [one.number for one in listed(str(tmp_path))] == [1]
-        assert px.load(group, tmp_path).step == 1
+    assert [one.number for one in listed(str(tmp_path))] == [1]
+    assert px.load(group, tmp_path).step == 1
 
 
 @pytest.mark.slow_on_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,6 @@ from tests.weights.weight_workers import same
 WITHIN = 60.0
 
 
-@pytest.fixture
-def pool() -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([4], use_gpu=False, max_colocate_count=3, backend="inline") as made:
-        yield made
-
-
 def holding(group: px.WorkerGroup, **held: Any) -> px.WorkerGroup:
     """Put these values into the state of all ranks, and return the group."""
     group.run(lambda worker: worker.held.update(held))
@@ -48,8 +42,8 @@ class Odd(Bag):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_expanded_tensor_is_saved_and_loaded(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
-    group = px.WorkerGroup(pool[0:ranks], Odd.bind("expanded"))
+def test_an_expanded_tensor_is_saved_and_loaded(here: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+    group = px.WorkerGroup(here[0:ranks], Odd.bind("expanded"))
     px.save(group, tmp_path)
 
     px.load(group, tmp_path)
@@ -69,9 +63,9 @@ def test_an_expanded_tensor_is_saved_and_loaded(pool: px.ResourcePool, tmp_path:
     ],
 )
 def test_a_value_that_cannot_be_saved_is_named(
-    pool: px.ResourcePool, tmp_path: Path, ranks: int, submitted: bool, kind: str, why: str
+    here: px.ResourcePool, tmp_path: Path, ranks: int, submitted: bool, kind: str, why: str
 ) -> None:
-    group = px.WorkerGroup(pool[0:ranks], Odd.bind(kind), name="odd")
+    group = px.WorkerGroup(here[0:ranks], Odd.bind(kind), name="odd")
 
     with pytest.raises(px.checkpoint.CheckpointError, match=f"of 'odd': {why}"):
         (px.save.submit if submitted else px.save)(group, tmp_path, step=1)
@@ -85,9 +79,9 @@ def test_a_value_that_cannot_be_saved_is_named(
     ids=range(5),
 )
 def test_values_are_loaded_with_their_type_and_order(
-    pool: px.ResourcePool, tmp_path: Path, value: Any
+    here: px.ResourcePool, tmp_path: Path, value: Any
 ) -> None:
-    group = holding(px.WorkerGroup(pool[0:2], Bag), value=value)
+    group = holding(px.WorkerGroup(here[0:2], Bag), value=value)
     px.save(group, tmp_path)
     holding(group, value=None)
 
@@ -129,27 +123,27 @@ class Registering(px.Worker):
 
 
 def test_an_optimizer_that_keeps_its_state_elsewhere_is_saved_by_its_own_state_dict(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
-    group = px.WorkerGroup(pool, Registering.bind(lambda parameters: {"optimizer": Elsewhere(parameters)}))
+    group = px.WorkerGroup(here, Registering.bind(lambda parameters: {"optimizer": Elsewhere(parameters)}))
     group.run(lambda worker: setattr(worker.parts["optimizer"], "moments", 5))
     px.save(group, tmp_path)
     group.run(lambda worker: setattr(worker.parts["optimizer"], "moments", 0))
 
     px.load(group, tmp_path)
-    assert group.run(lambda worker: worker.parts["optimizer"].moments) == [5] * 4
+    assert group.run(lambda worker: worker.parts["optimizer"].moments) == [5] * 3
 
 
 def test_optimizer_state_of_no_parameter_is_refused_except_in_a_part_of_another_name(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(
-        pool[0:1], Registering.bind(lambda parameters: {"optimizer": Stepping(parameters)})
+        here[0:1], Registering.bind(lambda parameters: {"optimizer": Stepping(parameters)})
     )
     with pytest.raises(px.checkpoint.CheckpointError, match="'steps', which is of none"):
         px.save(group, tmp_path)
 
-    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda parameters: {"other": Stepping(parameters)}))
+    group = px.WorkerGroup(here[0:1], Registering.bind(lambda parameters: {"other": Stepping(parameters)}))
     group.run(lambda worker: worker.parts["other"].state["steps"].add_(3))
     px.save(group, tmp_path)
     group.run(lambda worker: worker.parts["other"].state["steps"].zero_())
@@ -159,7 +153,7 @@ def test_optimizer_state_of_no_parameter_is_refused_except_in_a_part_of_another_
 
 
 def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
     def parts(_: Any) -> dict[str, Any]:
         more = {"a": random.Random(1), "both": (random.Random(2), [random.Random(3), 4]), "kind": Bag}
@@ -174,7 +168,7 @@ def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_plac
         found = [one.random() for one in (*worker.kept, worker.parts["numpy"])]
         return [*found, torch.rand(1, generator=worker.parts["torch"]).item()]
 
-    group = px.WorkerGroup(pool[0:1], Registering.bind(parts))
+    group = px.WorkerGroup(here[0:1], Registering.bind(parts))
     group.run(keep)
     px.save(group, tmp_path)
     drawn = group.run(draw)
@@ -184,16 +178,16 @@ def test_generators_and_objects_in_dicts_and_lists_of_a_state_are_loaded_in_plac
     (part,) = group.run(lambda worker: worker.parts["part"])
     assert (part["numbers"], part["more"]["both"][1][1], part["more"]["kind"]) == ([5, 6], 4, Bag)
 
-    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {"part": {"more": {}}}))
+    group = px.WorkerGroup(here[0:1], Registering.bind(lambda _: {"part": {"more": {}}}))
     px.load(group, tmp_path, parts=["part"])
     (found,) = group.run(lambda worker: worker.parts["part"]["more"]["a"].random())
     assert found == drawn[0][0]
 
 
 def test_empty_values_are_loaded_as_empty_and_copies_of_removed_tensors_are_freed(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
-    group = holding(px.WorkerGroup(pool[0:2], Bag), state={}, rows=torch.ones(2))
+    group = holding(px.WorkerGroup(here[0:2], Bag), state={}, rows=torch.ones(2))
     px.save.submit(group, tmp_path, step=0).result()
     for step in (1, 2):
         holding(group, state={step: torch.ones(3)})
@@ -208,7 +202,7 @@ def test_empty_values_are_loaded_as_empty_and_copies_of_removed_tensors_are_free
 
 
 def test_a_run_saves_slices_of_one_group_and_resume_waits_for_a_pending_save(
-    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write, write_items = threading.Event(), rank_checkpoint.write_items
 
@@ -216,27 +210,27 @@ def test_a_run_saves_slices_of_one_group_and_resume_waits_for_a_pending_save(
         assert may_write.wait(WITHIN)
         return write_items(*args)
 
-    group = px.WorkerGroup(pool, Bag)
-    group.put([{"rank": rank} for rank in range(4)])
-    with px.checkpoint.CheckpointManager(str(tmp_path), {"first": group[0:2], "rest": group[2:4]}) as run:
+    group = px.WorkerGroup(here, Bag)
+    group.put([{"rank": rank} for rank in range(3)])
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"first": group[0:2], "rest": group[2:3]}) as run:
         assert run.save(1).number == 1  # and does not wait for itself
         monkeypatch.setattr(rank_checkpoint, "write_items", held_up)
         run.save.submit(2)
-        group.put([{"rank": None}] * 4)
+        group.put([{"rank": None}] * 3)
         threading.Timer(0.3, may_write.set).start()
 
         assert run.resume() == 2
 
-    assert [one["rank"] for one in group.get()] == [0, 1, 2, 3]
+    assert [one["rank"] for one in group.get()] == [0, 1, 2]
 
 
 def test_a_run_resumes_on_another_number_of_ranks_with_selected_parts(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
-    four, two = px.WorkerGroup(pool, Bag), px.WorkerGroup(pool[0:2], Bag)
-    for group, weight in ((four, 3.0), (two, 0.0)):
+    three, two = px.WorkerGroup(here, Bag), px.WorkerGroup(here[0:2], Bag)
+    for group, weight in ((three, 3.0), (two, 0.0)):
         group.put([{"model": weight, "data": {"position": 100 * rank}} for rank in group.ranks])
-    with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": four}) as run:
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": three}) as run:
         run.save(1)
     with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": two}) as run:
         with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"data\.position; .*parts=\['model'\]"):
@@ -250,20 +244,20 @@ def test_a_run_resumes_on_another_number_of_ranks_with_selected_parts(
 
 @pytest.mark.parametrize("parts", [{"other": ["model"]}, {"rows": "model"}])
 def test_resume_refuses_parts_of_unknown_groups_and_parts_that_are_no_list(
-    pool: px.ResourcePool, tmp_path: Path, parts: dict[str, Any]
+    here: px.ResourcePool, tmp_path: Path, parts: dict[str, Any]
 ) -> None:
     with (
-        px.checkpoint.CheckpointManager(str(tmp_path), {"rows": px.WorkerGroup(pool, Rows)}) as run,
+        px.checkpoint.CheckpointManager(str(tmp_path), {"rows": px.WorkerGroup(here[0:2], Rows)}) as run,
         pytest.raises(px.DeclarationError, match=r"run\.resume"),
     ):
         run.resume(parts=parts)
 
 
 def test_a_group_is_loaded_from_a_run_by_its_name_or_as_its_only_group(
-    pool: px.ResourcePool, tmp_path: Path
+    here: px.ResourcePool, tmp_path: Path
 ) -> None:
-    groups = {name: holding(px.WorkerGroup(pool, Bag), of=name) for name in ("actor", "critic")}
-    fresh = px.WorkerGroup(pool[0:1], Bag, name="critic")
+    groups = {name: holding(px.WorkerGroup(here, Bag), of=name) for name in ("actor", "critic")}
+    fresh = px.WorkerGroup(here[0:1], Bag, name="critic")
     with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
         run.save(1)
 
@@ -288,9 +282,9 @@ def test_a_group_is_loaded_from_a_run_by_its_name_or_as_its_only_group(
     ("reads", "method"), [(Storage, "facts"), (GroupLoad, "read")], ids=["verified", "after it was verified"]
 )
 def test_a_step_that_is_removed_during_a_load_is_not_reported_as_damaged(
-    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: type, method: str
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: type, method: str
 ) -> None:
-    writer, reader = px.WorkerGroup(pool, Rows), px.WorkerGroup(pool, Rows.bind(fill=0.0))
+    writer, reader = px.WorkerGroup(here[0:2], Rows), px.WorkerGroup(here[0:2], Rows.bind(fill=0.0))
     px.save(writer, tmp_path, step=1)
     real = getattr(reads, method)
 
@@ -311,9 +305,9 @@ def test_a_step_that_is_removed_during_a_load_is_not_reported_as_damaged(
 
 
 def test_a_generator_that_was_not_saved_keeps_its_state(
-    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {}))
+    group = px.WorkerGroup(here[0:1], Registering.bind(lambda _: {}))
     px.save(group, tmp_path)
     torch.manual_seed(3)
     generator = torch.Generator().manual_seed(4)
@@ -337,9 +331,9 @@ def test_a_generator_that_was_not_saved_keeps_its_state(
     ids=["an optimizer that only some ranks stepped", "a model of another shape"],
 )
 def test_a_mismatched_state_is_refused_before_anything_is_loaded(
-    pool: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
+    here: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
 ) -> None:
-    group, other = (px.WorkerGroup(pool[0:2], Trainer.bind(width=units)) for units in (10, width))
+    group, other = (px.WorkerGroup(here[0:2], Trainer.bind(width=units)) for units in (10, width))
     group[0].step()
     px.save(group, tmp_path)
     other[0].step()
@@ -378,13 +372,13 @@ class Uneven(px.Worker):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_without_a_box_are_saved_and_loaded(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
-    group = px.WorkerGroup(pool[0:2], Uneven)
+def test_ranks_without_a_box_are_saved_and_loaded(here: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+    group = px.WorkerGroup(here[0:2], Uneven)
     group.step()
     px.save(group, tmp_path)
     wanted = group.held()[0]
 
-    fresh = px.WorkerGroup(pool[0:ranks], Uneven.bind(fill=0.0))
+    fresh = px.WorkerGroup(here[0:ranks], Uneven.bind(fill=0.0))
     px.load(fresh, tmp_path)
 
     assert all(torch.equal(*pair) for pair in zip(fresh.held()[0], wanted, strict=True))
