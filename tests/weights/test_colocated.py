@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -38,9 +37,8 @@ COLUMNS = Accepter.bind(lambda _: {"w": torch.zeros(6, 4)}, boxes=column_boxes)
 
 
 @pytest.fixture(scope="module")
-def group(backend: str) -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, px.colocate({"actor": ROWS, "rollout": COLUMNS}))
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:2], px.colocate({"actor": ROWS, "rollout": COLUMNS}))
 
 
 def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_rank(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -35,32 +35,23 @@ class Plain:
     def __init__(self, publishes: bool) -> None:
         with torch.inference_mode():
             self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
-        if publishes:
-            px.weights.publish(self, NAME, self.model)
-        else:
-            px.weights.accept(self, NAME, self.model)
+        verb = px.weights.publish if publishes else px.weights.accept
+        verb(self, NAME, self.model)
 
 
 class Loading(px.Worker):
     """Loads weights as an engine does: pairs of name and tensor, into its own memory."""
 
-    def __init__(self, like: Any = None, most: int | None = None) -> None:
+    def __init__(self, like: Callable[[int], Any] = lambda rank: None, most: int | None = None) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
         self.most = most
-        self.accept_weights(NAME, like, load=self.load)
+        self.accept_weights(NAME, like(self.rank), load=self.load)
 
     def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in pairs:
             self.loaded[name] = tensor.clone()
             if len(self.loaded) == self.most:
                 return
-
-
-class FirstLoading(Loading):
-    """Two ranks of an engine, of which only the first loads the weights."""
-
-    def __init__(self, like: Any) -> None:
-        super().__init__(like if self.rank == 0 else {})
 
 
 def test_any_class_can_publish_and_accept_tensors_of_inference_mode() -> None:
@@ -151,7 +142,7 @@ def test_a_parameter_added_to_the_target_after_the_plan_is_an_error() -> None:
 def test_a_load_function_gets_the_declared_tensors_with_the_declared_types() -> None:
     published = {"a": ramp(3), "b": ramp(2)}
     like = {"a": torch.empty(3, dtype=torch.bfloat16, device="meta")}
-    with linked(Publisher.bind(told(published)), Loading.bind(like)) as (_, target, sync):
+    with linked(Publisher.bind(told(published)), Loading.bind(told(like))) as (_, target, sync):
         sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
@@ -172,9 +163,8 @@ def test_a_load_function_gets_complete_renamed_tensors_from_sharded_sources() ->
 
 
 def test_a_rank_that_accepts_no_tensors_has_the_version_of_the_rank_that_loads_them() -> None:
-    published = {"w": ramp(4)}
-    like = {"w": torch.zeros(4)}
-    with linked(Publisher.bind(told(published)), FirstLoading.bind(like), sizes=(1, 2)) as (_, target, sync):
+    loading = Loading.bind(lambda rank: {"w": torch.zeros(4)} if rank == 0 else {})
+    with linked(Publisher.bind(told({"w": ramp(4)})), loading, sizes=(1, 2)) as (_, target, sync):
         sync()
 
         assert [list(loaded) for loaded in target.run(lambda worker: worker.loaded)] == [["w"], []]

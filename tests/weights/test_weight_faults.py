@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,13 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.weights import buckets as true
-from phalanx.weights import weight_ends
-from phalanx.weights.buckets import BucketSlot
+from phalanx.weights import buckets, weight_ends
 from tests.support.fault_workers import taking_less_than, within
 from tests.weights.weight_workers import NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROWS = 64
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
-
-
-def stalled(function: Callable[[true.Tensors, BucketSlot], torch.Tensor], path: str, after: int) -> object:
-    """Return ``function`` in a version that creates a file and hangs after ``after`` calls."""
-    calls: list[int] = []
-
-    def stall(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) > after:
-            Path(path).touch()
-            time.sleep(120)
-        return function(tensors, slot)
-
-    return stall
 
 
 class Peer(px.Worker):
@@ -75,23 +60,23 @@ class Peer(px.Worker):
         return float(total)
 
     @px.register(needs_weights=False)
-    def stall_sending(self, path: str) -> None:
-        weight_ends.read_slot = stalled(true.read_slot, path, 8)
+    def stall(self, name: str, after: int, path: str) -> None:
+        """Let a function of buckets create a file and hang after ``after`` calls."""
+        calls = itertools.count()
 
-    @px.register(needs_weights=False)
-    def stall_writing(self, path: str) -> None:
-        weight_ends.write_slot = stalled(true.write_slot, path, 2)
+        def stalled(*given: Any) -> Any:
+            if next(calls) >= after:
+                Path(path).touch()
+                time.sleep(120)
+            return getattr(buckets, name)(*given)
+
+        setattr(weight_ends, name, stalled)
 
 
 @pytest.fixture(scope="module")
-def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([4], use_gpu=False) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def peers(pool: px.ResourcePool) -> Both:
-    return px.WorkerGroup(pool[0:2], Peer), px.WorkerGroup(pool[2:4], Peer)
+def peers(ray_cluster: None) -> Iterator[Both]:
+    with px.ResourcePool([4], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool[0:2], Peer), px.WorkerGroup(pool[2:4], Peer)
 
 
 @pytest.fixture
@@ -128,9 +113,9 @@ def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repai
     sync: px.WeightSync, both: Both, tmp_path: Path, side: str
 ) -> None:
     source, target = both
-    struck, rank = (source, 1) if side == "source" else (target, 0)
+    struck, rank, *slow = (source, 1, "read_slot", 8) if side == "source" else (target, 0, "write_slot", 2)
     victim, flag = pids(struck)[rank], tmp_path / "stalled"
-    (struck[rank].stall_sending if side == "source" else struck[rank].stall_writing)(str(flag))
+    struck[rank].stall(*slow, str(flag))
     future = sync.submit()
     assert within(20, flag.exists)
 
@@ -196,34 +181,16 @@ def test_crosswise_syncs_and_collectives_of_users_do_not_deadlock(both: Both) ->
     one, other = both
     there = syncing(one, other)
     back = syncing(other, one)
-    errors: list[BaseException] = []
+    threads = ThreadPoolExecutor(4)
 
-    def often(*work: Callable[[], object]) -> None:
-        try:
-            for _ in range(8):
-                for step in work:
-                    step()
-        except BaseException as error:
-            errors.append(error)
+    def often(*work: Callable[[], object]) -> list[object]:
+        return [step() for _ in range(8) for step in work]
 
-    reduced: list[list[float]] = []
-    threads = [
-        threading.Thread(target=often, args=work, daemon=True)
-        for work in (
-            (one.train, there),
-            (other.train, back),
-            (lambda: reduced.append(one.reduce()), lambda: reduced.append(other.reduce())),
-            (lambda: reduced.append(other.reduce()), lambda: reduced.append(one.reduce())),
-        )
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    works = [(one.train, there), (other.train, back), (one.reduce, other.reduce), (other.reduce, one.reduce)]
+    futures = [threads.submit(often, *work) for work in works]
+    done = [future.result(120) for future in futures]
 
-    assert not any(thread.is_alive() for thread in threads)
-    assert errors == []
-    assert reduced == [[2.0, 2.0]] * 32
+    assert done[2:] == [[[2.0, 2.0]] * 16] * 2
     there.close()
     back.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -20,25 +20,21 @@ Both = tuple[px.WorkerGroup, px.WorkerGroup]
 class Slow(Fussy):
     """Waits in a load while it is held."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on = threading.Event()
-        self.go_on.set()
+    holds = False
 
     def loaded(self) -> None:
         super().loaded()
-        while not self.go_on.wait(0.02):
-            pass
+        while self.holds:
+            time.sleep(0.02)
 
     @px.register(needs_weights=False)
     def hold(self, holds: bool) -> None:
-        (self.go_on.clear if holds else self.go_on.set)()
+        self.holds = holds
 
 
 @pytest.fixture(scope="module")
-def both(backend: str) -> Iterator[Both]:
-    with px.ResourcePool([3], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:3], Slow)
+def both(pool: px.ResourcePool) -> Both:
+    return px.WorkerGroup(pool[0:1], Actor), px.WorkerGroup(pool[1:3], Slow)
 
 
 @pytest.fixture
