@@ -36,12 +36,8 @@ def values(worker: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
-    with (
-        px.WorkerGroup(pool[0:2], Publisher.bind(masters)) as trainer,
-        px.WorkerGroup(pool[2:4], Accepter.bind(zeros)) as generator,
-    ):
-        yield trainer, generator
+def groups(four: px.ResourcePool) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+    return px.WorkerGroup(four[0:2], Publisher.bind(masters)), px.WorkerGroup(four[2:4], Accepter.bind(zeros))
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import phalanx as px
 from phalanx.parallel.megatron import MegatronWorker
@@ -40,15 +42,11 @@ def plus(model: torch.nn.Module, amount: float) -> None:
 
 
 def tensor_parallel(model: Tiny, mesh: Any) -> Tiny:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     plan = {"layers.*.gate_proj": ColwiseParallel(), "layers.*.up_proj": ColwiseParallel()}
     return parallelize_module(model, mesh, {**plan, "layers.*.down_proj": RowwiseParallel()})
 
 
 def fully_sharded(model: Tiny, mesh: Any) -> Tiny:
-    from torch.distributed.fsdp import fully_shard
-
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -209,8 +207,6 @@ class Learner(DeviceMeshWorker):
     """An FSDP2 model of two ranks with Megatron's names of parameters."""
 
     def __init__(self) -> None:
-        from torch.distributed.fsdp import fully_shard
-
         mesh = self.init_mesh(dp=-1)
         self.model = torch.nn.Module()
         for name, shape in SHAPES.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ SOAK_ON_RAY = True
 
 
 @pytest.fixture
-def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
-    with px.WorkerGroup(pool[0:1], Actor) as actor, px.WorkerGroup(pool[1:2], Rollout) as rollout:
-        yield actor, rollout
+def groups(two: px.ResourcePool) -> tuple[px.WorkerGroup, px.WorkerGroup]:
+    return px.WorkerGroup(two[0:1], Actor), px.WorkerGroup(two[1:2], Rollout)
 
 
 def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -112,16 +112,12 @@ def told(value: Any) -> Callable[[int], Any]:
 @contextmanager
 def groups(*bound: Any, sizes: tuple[int, ...] = ()) -> Generator[list[px.WorkerGroup]]:
     """Start an inline group of each class, with one rank if ``sizes`` is empty."""
-    found: list[px.WorkerGroup] = []
-    pools: list[px.ResourcePool] = []
-    try:
-        for index, one in enumerate(bound):
-            pools.append(px.ResourcePool([sizes[index] if sizes else 1], use_gpu=False, backend="inline"))
-            found.append(px.WorkerGroup(pools[-1], one))
-        yield found
-    finally:
-        for pool in pools:
-            pool.close()
+    with ExitStack() as stack:
+        pools = [
+            stack.enter_context(px.ResourcePool([size], use_gpu=False, backend="inline"))
+            for size in sizes or (1,) * len(bound)
+        ]
+        yield [px.WorkerGroup(pool, one) for pool, one in zip(pools, bound, strict=True)]
 
 
 @contextmanager
@@ -139,11 +135,8 @@ def joined(published: Any, accepted: Any, **options: Any) -> Generator[tuple[px.
 
     Ranks have copies of the arguments.
     """
-    with linked(Publisher.bind(told(published)), Accepter.bind(told(accepted)), **options) as (
-        _,
-        target,
-        sync,
-    ):
+    publishing, accepting = Publisher.bind(told(published)), Accepter.bind(told(accepted))
+    with linked(publishing, accepting, **options) as (_, target, sync):
         yield sync, target
 
 
