@@ -13,26 +13,18 @@ import torch
 
 import phalanx as px
 from phalanx.weights.weight_handlers import _sync_both
-from tests.weights.weight_workers import NAME, Accepter, Actor, Publisher, groups, network, told
+from tests.weights.weight_workers import NAME, Accepter, Actor, Publisher, groups, halves, network, told
 
 SLOW_ON_RAY = True
 
 FULL = torch.arange(48, dtype=torch.float32).reshape(6, 8)
 
 
-def rows(rank: int) -> dict[str, torch.Tensor]:
-    return {"w": FULL[3 * rank : 3 * rank + 3].clone()}
-
-
-def row_boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
-    return {"w": px.weights.ShardSpec((6, 8), (((3 * rank, 0), (3, 8)),))}
-
-
 def column_boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
     return {"w": px.weights.ShardSpec((6, 8), (((0, 4 * rank), (6, 4)),))}
 
 
-ROWS = Publisher.bind(rows, boxes=row_boxes, step=told(lambda: 3))
+ROWS = halves({"w": FULL}, step=told(lambda: 3))
 COLUMNS = Accepter.bind(lambda _: {"w": torch.zeros(6, 4)}, boxes=column_boxes)
 
 

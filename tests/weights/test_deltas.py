@@ -25,7 +25,6 @@ def zeros(rank: int) -> dict[str, torch.Tensor]:
 
 
 def change(worker: Any, share: float, seed: int) -> None:
-    """Change a share of the elements of the masters."""
     random = torch.Generator().manual_seed(seed)
     for one in worker.model.values():
         one[torch.rand(one.shape, generator=random) < share] *= -1.5

@@ -17,6 +17,7 @@ from tests.weights.weight_workers import (
     Rollout,
     arrived,
     groups,
+    halves,
     joined,
     linked,
     same,
@@ -149,13 +150,7 @@ def test_a_load_function_gets_the_declared_tensors_with_the_declared_types() -> 
 
 
 def test_a_load_function_gets_complete_renamed_tensors_from_sharded_sources() -> None:
-    def part(rank: int) -> dict[str, torch.Tensor]:
-        return {"w": ramp(4, 3)[2 * rank : 2 * rank + 2]}
-
-    def boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
-        return {"w": px.weights.ShardSpec((4, 3), (((2 * rank, 0), (2, 3)),))}
-
-    sides = linked(Publisher.bind(part, boxes=boxes), Loading, sizes=(2, 1), rename={"w": "v"})
+    sides = linked(halves({"w": ramp(4, 3)}), Loading, sizes=(2, 1), rename={"w": "v"})
     with sides as (_, target, sync):
         sync()
 

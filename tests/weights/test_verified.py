@@ -12,26 +12,13 @@ from phalanx.weights import weight_ends
 from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Tensors
-from tests.weights.weight_workers import NAME, Accepter, Publisher, arrived, linked, same
+from tests.weights.weight_workers import NAME, Accepter, arrived, halves, linked, same
 
-ROWS = 8
 FULL = {
-    name: torch.arange(ROWS * 64, dtype=torch.float32).reshape(ROWS, 64) + start
+    name: torch.arange(512, dtype=torch.float32).reshape(8, 64) + start
     for name, start in (("a", 0), ("b", 1e4))
 }
-
-
-def half(rank: int) -> dict[str, torch.Tensor]:
-    """Return half of the rows of two tensors."""
-    return {name: one.chunk(2)[rank].clone() for name, one in FULL.items()}
-
-
-def boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
-    stated = px.weights.ShardSpec((ROWS, 64), (((rank * ROWS // 2, 0), (ROWS // 2, 64)),))
-    return dict.fromkeys(FULL, stated)
-
-
-PUBLISHING = Publisher.bind(half, boxes=boxes)
+PUBLISHING = halves(FULL)
 ACCEPTING = Accepter.bind(lambda _: {name: torch.zeros_like(one) for name, one in FULL.items()})
 
 

@@ -99,10 +99,6 @@ def sync(both: Both, request: pytest.FixtureRequest) -> Iterator[px.WeightSync]:
         yield made
 
 
-def pids(group: px.WorkerGroup) -> list[int]:
-    return group.run(lambda _: os.getpid())
-
-
 def arrived_whole(both: Both) -> bool:
     wanted = torch.cat(both[0].own_rows())
     return all(torch.equal(one, wanted) for one in both[1].arrived())
@@ -114,7 +110,7 @@ def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repai
 ) -> None:
     source, target = both
     struck, rank, *slow = (source, 1, "read_slot", 8) if side == "source" else (target, 0, "write_slot", 2)
-    victim, flag = pids(struck)[rank], tmp_path / "stalled"
+    victim, flag = struck[rank].run(lambda _: os.getpid()), tmp_path / "stalled"
     struck[rank].stall(*slow, str(flag))
     future = sync.submit()
     assert within(20, flag.exists)
@@ -158,7 +154,7 @@ def test_a_stopped_rank_is_named_by_an_error_after_the_timeout(both: Both, side:
     source, target = both
     with syncing(source, target, bucket_bytes=4096, timeout=1.0, transport=transport) as sync:
         sync()
-        victim = pids(source if side == "source" else target)[0]
+        victim = (source if side == "source" else target)[0].run(lambda _: os.getpid())
         os.kill(victim, signal.SIGSTOP)
         try:
             # Over gloo, a rank that waits for a late rank is late at the same time.

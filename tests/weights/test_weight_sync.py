@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from typing import ClassVar
+from collections.abc import Iterator
 
 import pytest
 
@@ -179,26 +178,20 @@ def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_tor
     assert same(both[1].values()[0], both[0].values()[0])
 
 
-class Restarted(Rollout):
-    """Runs functions of a test in its constructor."""
-
-    meanwhile: ClassVar[list[Callable[[], object]]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        for act in self.meanwhile:
-            act()
-
-
 def test_the_future_of_a_target_that_is_restarted_has_an_error_of_a_lost_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    errors: list[BaseException | None] = []
-    with linked(Actor, Restarted) as (_, target, sync):
+    errors, real = list[BaseException | None](), Rollout.__init__
+
+    def restarted(self: Rollout) -> None:
+        real(self)
+        errors.append(future.exception())
+
+    with linked(Actor, Rollout) as (_, target, sync):
         sync()
         faults.kill(target, 0)
         future = sync.submit()
-        monkeypatch.setattr(Restarted, "meanwhile", [lambda: errors.append(future.exception())])
+        monkeypatch.setattr(Rollout, "__init__", restarted)
         target.restart()
 
     (error,) = errors

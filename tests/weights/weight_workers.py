@@ -20,8 +20,6 @@ def network(seed: int) -> torch.nn.Module:
 
 
 class Network(px.Worker):
-    """Has a small network."""
-
     model: torch.nn.Module
 
     @px.register
@@ -107,6 +105,20 @@ class Accepter(px.Worker):
 def told(value: Any) -> Callable[[int], Any]:
     """Return a function that returns ``value`` for each rank."""
     return lambda rank: value
+
+
+def halves(full: Mapping[str, torch.Tensor], **stated: Any) -> Any:
+    """Return a class of which two ranks publish half of the rows of each matrix."""
+
+    def box(one: torch.Tensor, rank: int) -> px.weights.ShardSpec:
+        rows, columns = one.shape
+        return px.weights.ShardSpec((rows, columns), (((rank * rows // 2, 0), (rows // 2, columns)),))
+
+    return Publisher.bind(
+        lambda rank: {name: one.chunk(2)[rank].clone() for name, one in full.items()},
+        boxes=lambda rank: {name: box(one, rank) for name, one in full.items()},
+        **stated,
+    )
 
 
 @contextmanager

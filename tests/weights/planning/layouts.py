@@ -46,8 +46,6 @@ def box_of(shape: Shape, ranges: dict[int, tuple[int, int]]) -> Box:
 
 @dataclass(frozen=True)
 class Side:
-    """The ranks of a side, and the layout of each tensor."""
-
     ranks: int
     layouts: tuple[Layout, ...]
     dtype: torch.dtype

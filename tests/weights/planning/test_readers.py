@@ -181,13 +181,12 @@ def test_placements_that_cannot_be_read_are_refused_by_name(
             read_tensors({"w": tensor})
 
 
-def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:
+def tagged(tensor: torch.Tensor, dim: int, stride: int = 1) -> torch.Tensor:
     """Return a parameter with the tags of Megatron's layers."""
     parameter = tensor.clone()
-    if dim is not None:
-        parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-        parameter.partition_dim = dim  # type: ignore[attr-defined]
-        parameter.partition_stride = stride  # type: ignore[attr-defined]
+    parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+    parameter.partition_dim = dim  # type: ignore[attr-defined]
+    parameter.partition_stride = stride  # type: ignore[attr-defined]
     return parameter
 
 
