@@ -90,13 +90,6 @@ def stage_weights(group: MegatronWorkerGroup, what: str) -> list[dict[str, torch
     ]
 
 
-def one_process(weights: list[dict[str, torch.Tensor]]) -> torch.nn.Sequential:
-    model = torch.nn.Sequential(*(LlamaMLP(HIDDEN, INTERMEDIATE) for _ in weights))
-    for layer, its_weights in zip(model, weights, strict=True):
-        layer.load_state_dict(its_weights)
-    return model
-
-
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -110,7 +103,10 @@ def test_forward_and_backward_equal_one_process(group: MegatronWorkerGroup, tp: 
         torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(group.mesh().size("dp"))
     ]
     y_grad = [torch.randn(X_SHAPE, generator=generator) for _ in x]
-    model = one_process(stage_weights(group, "get_weights"))
+    weights = stage_weights(group, "get_weights")
+    model = torch.nn.Sequential(*(LlamaMLP(HIDDEN, INTERMEDIATE) for _ in weights))
+    for layer, its_weights in zip(model, weights, strict=True):
+        layer.load_state_dict(its_weights)
     expected = [model(one) for one in x]
     torch.autograd.backward(expected, y_grad)
 
@@ -154,15 +150,9 @@ class Trainer(Fragile, MegatronWorker):
         return loss.item()
 
 
-@pytest.fixture(scope="module")
-def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        yield pool
-
-
 @pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
-    with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
+def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(ray_cluster: None, tp: int) -> None:
+    with px.ResourcePool([2], use_gpu=False) as two, MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
         before = group.pid()
         for step in range(AT):
             group.step(step)

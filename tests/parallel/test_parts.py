@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -36,12 +34,6 @@ class Lonely(DeviceMeshWorker):
         self.init_mesh(dp=-1)
 
 
-@pytest.fixture
-def pool() -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([4], use_gpu=False, backend="inline") as made:
-        yield made
-
-
 def test_shards_join_to_full_weights_and_different_names_or_unknown_activations_are_refused() -> None:
     whole = dict(LlamaMLP(8, 12).named_parameters())
     parts = {name: weight.chunk(2, 1 if "down" in name else 0) for name, weight in whole.items()}
@@ -55,12 +47,11 @@ def test_shards_join_to_full_weights_and_different_names_or_unknown_activations_
         activation("swish")
 
 
-def test_a_mesh_is_read_once_ranks_have_it_and_read_again_after_a_refresh(
-    pool: px.ResourcePool,
-) -> None:
-    with pytest.raises(px.DeclarationError, match="read from Megatron's parallel state"):
-        MegatronWorkerGroup(pool, Idle, mesh=px.Mesh(dp=-1))
-    with MegatronWorkerGroup(pool, Idle) as group:
+def test_a_mesh_is_read_once_ranks_have_it_and_read_again_after_a_refresh() -> None:
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+        with pytest.raises(px.DeclarationError, match="read from Megatron's parallel state"):
+            MegatronWorkerGroup(pool, Idle, mesh=px.Mesh(dp=-1))
+        group = MegatronWorkerGroup(pool, Idle)
         with pytest.raises(px.DispatchError, match="has no mesh 'default'"):
             group.mesh()
         group.lay_out(tp=2)
@@ -71,12 +62,9 @@ def test_a_mesh_is_read_once_ranks_have_it_and_read_again_after_a_refresh(
         assert group.place(["a"]) == [(0, "a")]
 
 
-def test_several_ranks_in_one_process_cannot_form_a_process_group(pool: px.ResourcePool) -> None:
-    with (
-        px.WorkerGroup(pool, Lonely) as group,
-        pytest.raises(px.PhalanxError, match="cannot work with backend='inline'"),
-    ):
-        group.lay_out()
+def test_several_ranks_in_one_process_cannot_form_a_process_group(here: px.ResourcePool) -> None:
+    with pytest.raises(px.PhalanxError, match="cannot work with backend='inline'"):
+        px.WorkerGroup(here, Lonely).lay_out()
 
 
 def test_a_worker_outside_of_a_group_is_a_single_rank_and_refuses_a_larger_mesh() -> None:

@@ -109,7 +109,6 @@ def _cut_off(model: Any) -> None:
 
 
 def _cut_off_backward(model: Any) -> None:
-    """Fail in the middle of a backward pass."""
     handle = model.tied.register_full_backward_hook(_fail)
     with pytest.raises(RuntimeError, match="a peer was lost"):
         _half_a_step(model)
@@ -192,13 +191,14 @@ class Declared(px.Worker):
         return self.model[0].weight.item(), self.counts["steps"]
 
 
-def test_a_replacing_model_gets_all_declarations_of_the_old_model(tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        source, target = (px.WorkerGroup(pool[at : at + 1], Declared.bind(at + 1.0)) for at in (0, 1))
-        target.step()
-        px.save(target, tmp_path)
-        px.WeightSync(source, target, "in", source_name="out", rename=lambda name: f"0.{name}")()
-        assert target.step() == [(1.0, 2)]
-        px.load(target, tmp_path)
+def test_a_replacing_model_gets_all_declarations_of_the_old_model(
+    here: px.ResourcePool, tmp_path: Path
+) -> None:
+    source, target = (px.WorkerGroup(here[at : at + 1], Declared.bind(at + 1.0)) for at in (0, 1))
+    target.step()
+    px.save(target, tmp_path)
+    px.WeightSync(source, target, "in", source_name="out", rename=lambda name: f"0.{name}")()
+    assert target.step() == [(1.0, 2)]
+    px.load(target, tmp_path)
 
-        assert target.step() == [(2.0, 2)]
+    assert target.step() == [(2.0, 2)]

@@ -91,11 +91,10 @@ def full_weights(worker: Any) -> dict[str, torch.Tensor]:
     return {name: one.full_tensor().detach().clone() for name, one in worker.model.named_parameters()}
 
 
-def test_sharded_weights_can_be_saved_and_loaded_after_a_pass_that_raised(tmp_path: Path) -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Sharded) as group,
-    ):
+def test_sharded_weights_can_be_saved_and_loaded_after_a_pass_that_raised(
+    here: px.ResourcePool, tmp_path: Path
+) -> None:
+    with px.WorkerGroup(here[0:1], Sharded) as group:
         weights = group.run(full_weights)
         with pytest.raises(IndexError):
             group.run(lambda worker: worker.train(torch.full((2, 4), VOCABULARY)))
