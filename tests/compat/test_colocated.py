@@ -107,11 +107,6 @@ def hybrid(ray_cluster: None) -> Iterator[RayWorkerGroup]:
     yield from started(cls, "hybrid")
 
 
-@pytest.fixture(params=["colocated", "fused"])
-def spawned(request: pytest.FixtureRequest) -> dict[str, RayWorkerGroup]:
-    return request.getfixturevalue(request.param).spawn({"actor_rollout", "critic"})
-
-
 def test_actor_names_contain_the_name_of_the_generated_class(
     colocated: RayWorkerGroup, fused: RayWorkerGroup
 ) -> None:
@@ -119,7 +114,9 @@ def test_actor_names_contain_the_name_of_the_generated_class(
     assert fused.worker_names[0] == f"fused{FusedWorkerCLSName}_actor_rollout_critic_0:0"
 
 
-def test_spawned_roles_are_groups_that_share_processes(spawned: dict[str, RayWorkerGroup]) -> None:
+@pytest.mark.parametrize("kind", ["colocated", "fused"])
+def test_spawned_roles_are_groups_that_share_processes(request: pytest.FixtureRequest, kind: str) -> None:
+    spawned = request.getfixturevalue(kind).spawn({"actor_rollout", "critic"})
     actor, critic = spawned["actor_rollout"], spawned["critic"]
 
     assert (actor.add(1), critic.sub(3)) == ([2, 3], [7, 7])

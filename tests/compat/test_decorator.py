@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,7 @@ from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execu
 from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
 from phalanx.errors import DispatchError
 
-
-@pytest.fixture
-def group() -> SimpleNamespace:
-    return SimpleNamespace(world_size=2)
+TWO: Any = SimpleNamespace(world_size=2)  # a group
 
 
 @pytest.fixture
@@ -67,38 +65,30 @@ def test_a_registered_method_keeps_its_name_docstring_async_kind_and_registratio
     }
 
 
-def test_dp_compute_needs_an_element_per_rank_and_nd_compute_collects_by_mask(group: Any) -> None:
-    assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
+def test_dp_compute_needs_an_element_per_rank_and_nd_compute_collects_by_mask() -> None:
+    assert d.dispatch_dp_compute(TWO, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
     with pytest.raises(AssertionError, match="world_size = 2"):
-        d.dispatch_dp_compute(group, 5)
-    assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
+        d.dispatch_dp_compute(TWO, 5)
+    assert d.collect_nd_compute([False, True], TWO, [1, 2]) == [2]
 
 
-def test_splitting_a_data_proto_needs_verl(group: Any) -> None:
+def test_splitting_a_data_proto_needs_verl() -> None:
     with pytest.raises(ModuleNotFoundError, match="pip install verl") as raised:
-        d.dispatch_dp_compute_data_proto(group, [1, 2])
+        d.dispatch_dp_compute_data_proto(TWO, [1, 2])
 
     assert isinstance(raised.value, DispatchError)
 
 
-def megatron_group(tp: int, pp: int, dp: int) -> SimpleNamespace:
-    infos = [
-        DistRankInfo(tp_rank=t, dp_rank=r, pp_rank=p, cp_rank=0)
-        for p in range(pp)
-        for r in range(dp)
-        for t in range(tp)
-    ]
-    return SimpleNamespace(
-        world_size=tp * pp * dp,
-        dp_size=dp,
-        pp_size=pp,
-        get_megatron_rank_info=lambda rank: infos[rank],
-        get_megatron_global_info=lambda: DistGlobalInfo(tp, dp, pp, 1),
-    )
-
-
 def test_megatron_dispatches_over_dp_and_collects_from_tp_zero_of_the_last_stage() -> None:
-    group = megatron_group(tp=2, pp=2, dp=2)
+    places = itertools.product(range(2), repeat=3)
+    ranks = [DistRankInfo(tp_rank=tp, dp_rank=dp, pp_rank=pp, cp_rank=0) for pp, dp, tp in places]
+    group: Any = SimpleNamespace(
+        world_size=8,
+        dp_size=2,
+        pp_size=2,
+        get_megatron_rank_info=lambda rank: ranks[rank],
+        get_megatron_global_info=lambda: DistGlobalInfo(2, 2, 2, 1),
+    )
 
     [dealt], _ = d.dispatch_megatron_compute(group, ["a", "b"])
 

@@ -97,9 +97,8 @@ def test_a_split_pool_has_named_parts_that_cannot_be_merged(make: Make) -> None:
     assert [part.world_size for part in (first, second)] == [2, 2]
     assert [part.name_prefix for part in (first, second)] == ["whole_split_0", "whole_split_1"]
     assert isinstance(first, SubRayResourcePool)
-    with pytest.raises(
-        AssertionError, match="a part of a pool cannot be merged"
-    ):  # it would have all four slots
+    # It would have all four slots.
+    with pytest.raises(AssertionError, match="a part of a pool cannot be merged"):
         merge_resource_pool(first, second)
 
 

@@ -261,9 +261,8 @@ def test_another_patch_release_warns_and_the_command_refuses_an_unsupported_rele
 def test_a_verl_that_cannot_be_imported_is_refused_with_the_cause(tmp_path: Path) -> None:
     (make_verl(tmp_path) / "verl" / "protocol.py").write_text("import nowhere")
 
-    error = refusal("import phalanx.compat.verl.single_controller", tmp_path, PHALANX_VERL="1").splitlines()[
-        -1
-    ]
+    told = refusal("import phalanx.compat.verl.single_controller", tmp_path, PHALANX_VERL="1")
+    error = told.splitlines()[-1]
 
     assert f"UnfitVerl: verl 0.9.1 in {tmp_path}/verl cannot be imported" in error
     assert "No module named 'nowhere'" in error
@@ -310,17 +309,15 @@ ray.init({given})
 """
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "runtime_env={'env_vars': {'A': '1', 'VERL_USE_EXTERNAL_MODULES': 'mine'}}",
-        "job_config=JobConfig(runtime_env={'env_vars': {'A': '1', 'VERL_USE_EXTERNAL_MODULES': 'mine'}})",
-    ],
-)
+each_way = pytest.mark.parametrize("given", ["runtime_env={0}", "job_config=JobConfig(runtime_env={0})"])
+
+
+@each_way
 def test_jobs_on_a_running_cluster_get_the_overlay_and_the_settings_of_the_driver(
     verl: Path, given: str
 ) -> None:
-    told = json.loads(run(JOB.format(given=given), verl, PHALANX_CALL_TIMEOUT="9"))
+    own = {"env_vars": {"A": "1", "VERL_USE_EXTERNAL_MODULES": "mine"}}
+    told = json.loads(run(JOB.format(given=given.format(own)), verl, PHALANX_CALL_TIMEOUT="9"))
     runtime_env = told.get("runtime_env") or told["job_config"]
 
     assert runtime_env["env_vars"] == {
@@ -331,17 +328,15 @@ def test_jobs_on_a_running_cluster_get_the_overlay_and_the_settings_of_the_drive
     }
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["runtime_env={'env_vars': {'A': '1'}}", "job_config=JobConfig(runtime_env={'env_vars': {'A': '1'}})"],
-)
+@each_way
 def test_variables_of_a_submitted_job_do_not_conflict_with_those_of_its_driver(
     verl: Path, given: str
 ) -> None:
     submitted = {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9", "VERL_USE_EXTERNAL_MODULES": "mine"}
     job = json.dumps({"runtime_env": {"env_vars": submitted, "pip": ["x"]}, "metadata": {}})
 
-    told = json.loads(run(JOB.format(given=given), verl, RAY_JOB_CONFIG_JSON_ENV_VAR=job, **submitted))
+    script = JOB.format(given=given.format({"env_vars": {"A": "1"}}))
+    told = json.loads(run(script, verl, RAY_JOB_CONFIG_JSON_ENV_VAR=job, **submitted))
     # In the process of a job, Ray ignores job_config.
     merged: dict[str, Any] = _merge_runtime_env(told["job"]["runtime_env"], told["runtime_env"]) or {}
 
