@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -10,15 +9,10 @@ import torch
 
 import phalanx as px
 from tests.checkpoint.save_workers import Trainer
+from tests.support.scripts import tell
 
 STEPS = 12
 WIDTH = 100_000  # of a layer, so that a kill may hit a write
-TOLD = "told: "
-
-
-def tell(**facts: object) -> None:
-    """Print facts with a prefix that separates them from Ray's output."""
-    print(TOLD + json.dumps(facts), flush=True)
 
 
 def main(address: str, path: str) -> None:
@@ -29,16 +23,16 @@ def main(address: str, path: str) -> None:
         actor = px.WorkerGroup(pool, Trainer.bind(width=WIDTH, alike=False))
         with px.checkpoint.CheckpointManager(path, {"actor": actor}, state=state, keep=2) as run:
             first = (run.resume() or 0) + 1
-            tell(ranks=actor.run(lambda _: os.getpid()))
+            tell({"ranks": actor.run(lambda _: os.getpid())})
             for step in range(first, STEPS + 1):
                 scale = torch.rand(1, generator=state["scale"]).item()
                 state["rewards"].append([scale * loss for loss in actor.step()])
-                tell(rewards=state["rewards"])
+                tell({"rewards": state["rewards"]})
                 if step % 2:
                     run.save(step)
                 else:
                     run.save.submit(step)
-    tell(over=True)
+    tell({"over": True})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import ray
 
 from phalanx.checkpoint.steps import listed
 from tests.checkpoint import killed_script
-from tests.checkpoint.killed_script import STEPS, TOLD
+from tests.checkpoint.killed_script import STEPS
+from tests.support.scripts import BEGIN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
 _LIVES = 4  # of which the last one is not killed
@@ -40,8 +41,8 @@ class Life:
         """Yield what the process has told after each of its messages, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(TOLD):
-                self.told |= json.loads(line.removeprefix(TOLD))
+            if line.startswith(BEGIN):
+                self.told |= json.loads(line.removeprefix(BEGIN))
                 yield self.told
         _, self.why = self._process.communicate()
 
@@ -50,25 +51,6 @@ class Life:
         pid = self._process.pid if who == "driver" else self.told["ranks"][int(who)]
         with contextlib.suppress(ProcessLookupError):  # the process had ended
             os.kill(pid, signal.SIGKILL)
-
-
-def rewards_of_a_killed_run(path: Path, seed: int) -> list[list[float]]:
-    """Return the rewards of the life that completed; check complete steps after each life."""
-    chance = random.Random(seed)
-    for number in range(_LIVES):
-        life = Life(path)
-        after, who = chance.randint(1, 4), chance.choice(["driver", "0", "1"])
-        timer = threading.Timer(chance.uniform(0, _LATER_S), life.kill, [who])
-        for count, _ in enumerate(life.messages()):
-            if count == after and number < _LIVES - 1:
-                timer.start()
-        timer.cancel()
-        for found in listed(str(path)):
-            if found.whole:
-                found.check()
-        if "over" in life.told:
-            return life.told["rewards"]
-    raise AssertionError(life.why)
 
 
 @pytest.fixture(scope="module")
@@ -88,5 +70,20 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 def test_a_killed_run_has_the_rewards_of_an_undisturbed_run(
     seed: int, expected: list[list[float]], tmp_path: Path
 ) -> None:
-    # Seed 2 kills the driver and both ranks.
-    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected
+    chance = random.Random(seed)  # seed 2 kills the driver and both ranks
+    for number in range(_LIVES):
+        life = Life(tmp_path)
+        after, who = chance.randint(1, 4), chance.choice(["driver", "0", "1"])
+        timer = threading.Timer(chance.uniform(0, _LATER_S), life.kill, [who])
+        for count, _ in enumerate(life.messages()):
+            if count == after and number < _LIVES - 1:
+                timer.start()
+        timer.cancel()
+        for found in listed(str(tmp_path)):
+            if found.whole:
+                found.check()
+        if "over" in life.told:
+            break
+
+    assert "over" in life.told, life.why
+    assert life.told["rewards"] == expected

@@ -15,7 +15,6 @@ from phalanx.checkpoint.steps import find_steps, in_order, read_step
 from phalanx.checkpoint.storage import Storage
 from tests.checkpoint.save_workers import saved
 
-CHANGES = ("make", "write", "remove")
 KEEP = 2
 
 
@@ -28,7 +27,7 @@ class Killer:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float) -> None:
         self.changes, self.last = 0, last
-        for name in CHANGES:
+        for name in ("make", "write", "remove"):
             patch.setattr(Storage, name, self._changed(getattr(Storage, name)))
 
     def _changed(self, real: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
+from phalanx.checkpoint.steps import StepWriter
 from tests.checkpoint.save_workers import Bag, Rows
 
 SOAK_ON_RAY = True
@@ -100,13 +101,15 @@ def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps(
 
 @contextmanager
 def begun(
-    path: str, **groups: px.WorkerGroup
+    path: str, state: Any = None, **groups: px.WorkerGroup
 ) -> Iterator[tuple[px.Channel, px.StalenessManager, px.checkpoint.CheckpointManager]]:
     """A run with a channel and a staleness of its own."""
     staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
     with (
         px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, groups, channels=[channel], staleness=staleness) as run,
+        px.checkpoint.CheckpointManager(
+            path, groups, state=state, channels=[channel], staleness=staleness
+        ) as run,
     ):
         yield channel, staleness, run
 
@@ -150,10 +153,7 @@ def test_a_take_that_waits_during_resume_gets_restored_items(path: str, backend:
 
 
 def test_a_used_channel_is_refused_before_anything_is_loaded(group: px.WorkerGroup, path: str) -> None:
-    with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, {"model": group}, channels=[channel]) as run,
-    ):
+    with begun(path, model=group) as (channel, _, run):
         run.save(1)
         group.add(1.0)
         channel.put([1])
@@ -167,16 +167,14 @@ def test_a_channel_item_that_cannot_be_read_is_refused_before_anything_is_loaded
     group: px.WorkerGroup, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {"step": 1}
-    with px.Channel(name="rollouts") as channel:
+    with begun(path, state, model=group) as (channel, _, run):
         channel.put(Item())
-        with px.checkpoint.CheckpointManager(path, {"model": group}, state=state, channels=[channel]) as run:
-            run.save(1)
+        run.save(1)
     group.add(1.0)
     state["step"] = 2
     monkeypatch.delattr(sys.modules[__name__], "Item")  # as in a process without its module
     with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, {"model": group}, state=state, channels=[channel]) as run,
+        begun(path, state, model=group) as (_, _, run),
         pytest.raises(px.checkpoint.CheckpointError, match="Item"),
     ):
         run.resume()
@@ -225,8 +223,6 @@ def test_a_step_of_a_run_with_other_parts_is_refused(
 def test_a_step_that_no_run_saved_and_a_damaged_state_file_are_refused(
     group: px.WorkerGroup, path: str
 ) -> None:
-    from phalanx.checkpoint.steps import StepWriter
-
     StepWriter(path, 1).commit()
     with px.checkpoint.CheckpointManager(path, {"model": group}, state={"progress": 1}) as run:
         with pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"):

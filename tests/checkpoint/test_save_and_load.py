@@ -106,17 +106,13 @@ def test_values_by_rank_are_refused_on_another_number_of_ranks_and_nothing_chang
     ("source", "target"), [(2, 1), (2, 2), (1, 2), pytest.param(2, 4, marks=pytest.mark.slow_on_cluster)]
 )
 def test_declared_boxes_are_loaded_on_the_same_and_other_numbers_of_ranks(
-    backend: str, tmp_path: Path, source: int, target: int
+    four: px.ResourcePool, tmp_path: Path, source: int, target: int
 ) -> None:
-    with px.ResourcePool([source], use_gpu=False) as pool:
-        px.save(px.WorkerGroup(pool, Rows), tmp_path)
+    px.save(px.WorkerGroup(four[0:source], Rows), tmp_path)
+    group = px.WorkerGroup(four[0:target], Rows.bind(fill=-1.0))
+    px.load(group, tmp_path)
 
-    with px.ResourcePool([target], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, Rows.bind(fill=-1.0))
-        px.load(group, tmp_path)
-        found = torch.cat(group.get())
-
-    assert torch.equal(found, torch.arange(24.0).view(8, 3))
+    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
 
 
 def test_a_submitted_save_has_the_state_at_its_submission_and_saves_run_in_order(

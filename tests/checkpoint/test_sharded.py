@@ -5,15 +5,15 @@ A sync of Megatron's weights is tested here, too, because its groups take longes
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 import phalanx as px
 from phalanx.checkpoint.steps import listed
@@ -70,13 +70,13 @@ class Saved(Sharded):
         self.optimizer = adam(self.model.parameters())
         px.register_state(self, model=self.model, optimizer=self.optimizer, rng=False)
 
-    @px.register
-    def step(self) -> None:
-        one_step(self.optimizer)
 
-    @px.register
-    def everything(self) -> dict[str, torch.Tensor]:
-        return everything(dict(self.model.named_parameters()), self.optimizer)
+def step(worker: Any) -> None:
+    one_step(worker.optimizer)
+
+
+def everything_of(worker: Any) -> dict[str, torch.Tensor]:
+    return everything(dict(worker.model.named_parameters()), worker.optimizer)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_model_and_moments_are_loaded_into_another_layout(
         px.ResourcePool([source[1]], use_gpu=False) as pool,
         px.WorkerGroup(pool, Saved.bind(source[0])) as group,
     ):
-        group.step()
+        group.run(step)
         px.save.submit(group, tmp_path).result(60)
 
     with (
@@ -110,7 +110,7 @@ def test_model_and_moments_are_loaded_into_another_layout(
         px.WorkerGroup(pool, Saved.bind(target[0], -5.0)) as group,
     ):
         px.load(group, tmp_path)
-        found = group.everything()
+        found = group.run(everything_of)
 
     wanted = golden(dict(Tiny().named_parameters()))
     for rank in found:
@@ -122,8 +122,6 @@ class Evaluated(DeviceMeshWorker):
     """A layer that FSDP2 shards, and that a forward pass without gradients leaves gathered."""
 
     def __init__(self, fill: float) -> None:
-        from torch.distributed.fsdp import fully_shard
-
         super().__init__()
         self.model = torch.nn.Linear(4, 3)
         for parameter in self.model.parameters():
@@ -197,25 +195,12 @@ class SavedPretrainer(Pretrainer):
         megatron = px.weights.MegatronRank.here(self.model, vocabulary=22)
         px.register_state(self, model=self.model, optimizer=self.optimizer, megatron=megatron, rng=False)
 
-    @px.register
-    def step(self) -> None:
-        one_step(self.optimizer)
-
 
 class SavedLearner(Learner):
     def __init__(self) -> None:
         super().__init__()
         self.optimizer = adam(self.model.parameters())
         px.register_state(self, model=self.model, optimizer=self.optimizer, rng=False)
-
-    @px.register
-    def everything(self) -> dict[str, torch.Tensor]:
-        return everything(dict(self.model.named_parameters()), self.optimizer)
-
-    @px.register
-    def forget(self) -> None:
-        """Overwrite the weights that a sync has set."""
-        plus(self.model, -1e6)
 
 
 @pytest.fixture(scope="module")
@@ -262,13 +247,13 @@ def test_stages_and_shards_saved_by_megatron_are_loaded_into_fsdp2(
     stages_and_shards: tuple[MegatronWorkerGroup, px.WorkerGroup], tmp_path: Path
 ) -> None:
     trainer, learner = stages_and_shards
-    learner.forget()
+    learner.run(lambda worker: plus(worker.model, -1e6))  # overwrites the weights that a sync has set
 
-    trainer.step()
+    trainer.run(step)
     px.save(trainer, tmp_path)
     px.load(learner, tmp_path)
 
-    found, other = learner.everything()
+    found, other = learner.run(everything_of)
     cuts = list(by_name(trainer))
     assert [name for name, offsets, data in cuts if not is_cut_out(data, found[f"{name}/"], offsets)] == []
     wanted = golden({name.removesuffix("/"): one for name, one in found.items() if name.endswith("/")})
@@ -285,15 +270,7 @@ def test_a_rank_that_dies_during_a_save_fails_this_save_and_a_save_that_waits_fo
         px.save(group, tmp_path / "run", step=1)
         group.run(die_in_a_write, str(go))
         first = px.save.submit(group, tmp_path / "run", step=2)
-        second = Future[px.checkpoint.CheckpointInfo]()
-
-        def save() -> None:
-            try:
-                second.set_result(px.save(group, tmp_path / "run", step=3))
-            except BaseException as error:
-                second.set_exception(error)
-
-        threading.Thread(target=save, daemon=True).start()
+        second = ThreadPoolExecutor(1).submit(px.save, group, tmp_path / "run", step=3)
         go.rmdir()
 
         with pytest.raises(

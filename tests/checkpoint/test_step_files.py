@@ -18,8 +18,8 @@ from phalanx.checkpoint.storage import Storage
 BLOCK = step_files._BLOCK
 
 
-def written(path: Path, sizes: list[int]) -> bytes:
-    """Write parts of these sizes, and return the content that the file should have."""
+def write_and_check(path: Path, sizes: list[int]) -> None:
+    """Write parts of these sizes to a file, and check its content, position and digest."""
     content = np.random.default_rng(0).integers(0, 256, sum(sizes), np.uint8).tobytes()
     files, rest = StepFiles(str(path.parent)), content
     with files.create_stream(str(path), "wb") as stream:
@@ -28,7 +28,7 @@ def written(path: Path, sizes: list[int]) -> bytes:
             rest = rest[size:]
         assert stream.tell() == len(content)
     assert files.facts[path.name] == Storage(path.parent).facts(path.name)
-    return content
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("cache", ["past", "through"])
@@ -39,9 +39,7 @@ def test_a_file_has_the_bytes_that_were_written(
     if cache == "through":
         monkeypatch.setattr(step_files, "_O_DIRECT", 0)
 
-    expected = written(tmp_path / "file", sizes)
-
-    assert (tmp_path / "file").read_bytes() == expected
+    write_and_check(tmp_path / "file", sizes)
 
 
 @pytest.mark.parametrize("most", [4096 << 8, 4097 << 8, 0])
@@ -57,6 +55,4 @@ def test_a_block_that_the_system_refuses_or_takes_in_parts_is_written_completely
 
     monkeypatch.setattr(os, "write", write)
 
-    expected = written(tmp_path / "file", [BLOCK + 99])
-
-    assert (tmp_path / "file").read_bytes() == expected
+    write_and_check(tmp_path / "file", [BLOCK + 99])

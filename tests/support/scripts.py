@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
-_BEGIN = "FOUND "
+BEGIN = "FOUND "
 
 
 def tell(found: object) -> None:
     """Report a value from a script to its test."""
-    print(_BEGIN + json.dumps(found), flush=True)
+    print(BEGIN + json.dumps(found), flush=True)
 
 
 def told_by(module: str, *words: str, timeout: float) -> list[Any]:
@@ -31,7 +31,7 @@ def told_by(module: str, *words: str, timeout: float) -> list[Any]:
         env=environment,
         check=False,
     )
-    told = [line.removeprefix(_BEGIN) for line in done.stdout.splitlines() if line.startswith(_BEGIN)]
+    told = [line.removeprefix(BEGIN) for line in done.stdout.splitlines() if line.startswith(BEGIN)]
     assert len(told) == 1, done.stderr[-4000:]
     return [json.loads(line) for line in told]
 
