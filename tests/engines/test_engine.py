@@ -343,16 +343,9 @@ def test_an_engine_reports_a_line_and_metrics() -> None:
     assert lines[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
 
 
-class Unserved(px.engines.RolloutEngine):
-    pass
-
-
-def test_an_engine_without_a_runner_is_refused_with_advice() -> None:
-    with (
-        px.ResourcePool([1], backend="inline") as pool,
-        pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"),
-    ):
-        px.WorkerGroup(pool, Unserved)
+def test_an_engine_without_a_runner_is_refused_with_advice(here: px.ResourcePool) -> None:
+    with pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"):
+        px.WorkerGroup(here, px.engines.RolloutEngine)
 
 
 SLOW_ON_RAY = True

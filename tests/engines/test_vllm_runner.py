@@ -82,7 +82,6 @@ class FakeLLM:
         self.running: list[str] = []
         self.refuses = self.loses_weights = False
         self.ends: list[Any] = []
-        self.weights: dict[str, float] = {}
 
     async def generate(self, prompt: Any, params: Any, key: str) -> Any:
         if self.refuses:
@@ -323,8 +322,7 @@ def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_
     memory.close()
 
 
-def test_engines_without_a_server_have_no_endpoints() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, CountingEngine)
-        with pytest.raises(px.DeclarationError, match="bind VllmRollout with serve=True"):
-            px.engines.endpoints(group)
+def test_engines_without_a_server_have_no_endpoints(here: px.ResourcePool) -> None:
+    group = px.WorkerGroup(here, CountingEngine)
+    with pytest.raises(px.DeclarationError, match="bind VllmRollout with serve=True"):
+        px.engines.endpoints(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
@@ -24,8 +25,6 @@ class Where(px.Worker):
 
     @px.register
     def accelerators(self) -> str:
-        import os
-
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -192,21 +191,21 @@ class ClosesItsGroup(px.Worker):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("its slots are gone")])
 def test_a_group_closed_during_a_restart_leaves_no_reservation(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     monkeypatch.setattr(ClosesItsGroup, "error", error)
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, ClosesItsGroup, num_cpus=1, name="closing")
-        assert any("closing-extras" in holder.name for holder in pool.backend_api.holders())
-        monkeypatch.setattr(ClosesItsGroup, "group", group)
-        with pytest.raises(px.GroupClosed, match="restarted"):
-            group.restart()
-        assert not any("closing-extras" in holder.name for holder in pool.backend_api.holders())
+    group = px.WorkerGroup(here, ClosesItsGroup, num_cpus=1, name="closing")
+    assert any("closing-extras" in holder.name for holder in here.backend_api.holders())
+    monkeypatch.setattr(ClosesItsGroup, "group", group)
+    with pytest.raises(px.GroupClosed, match="restarted"):
+        group.restart()
+    assert not any("closing-extras" in holder.name for holder in here.backend_api.holders())
 
 
-def test_a_failed_start_in_a_closed_pool_raises_group_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        monkeypatch.setattr(ClosesItsGroup, "group", pool)
-        monkeypatch.setattr(ClosesItsGroup, "error", RuntimeError("its slots are gone"))
-        with pytest.raises(px.GroupClosed, match="closed while it was to be started"):
-            px.WorkerGroup(pool, ClosesItsGroup)
+def test_a_failed_start_in_a_closed_pool_raises_group_closed(
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClosesItsGroup, "group", here)
+    monkeypatch.setattr(ClosesItsGroup, "error", RuntimeError("its slots are gone"))
+    with pytest.raises(px.GroupClosed, match="closed while it was to be started"):
+        px.WorkerGroup(here, ClosesItsGroup)

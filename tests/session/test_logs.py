@@ -54,9 +54,8 @@ def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    with px.WorkerGroup(pool, Talker, name="talkers", show_ranks="none") as made:
-        yield made
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Talker, name="talkers", show_ranks="none")
 
 
 def log(group: Any, rank: int) -> list[str]:
@@ -118,13 +117,13 @@ def test_the_driver_shows_rank_0_and_an_error_has_the_last_line_of_a_dead_rank(
 
 
 def test_inline_ranks_print_to_the_terminal_without_a_log_or_prefix(
-    capsys: pytest.CaptureFixture[str],
+    here: px.ResourcePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Talker) as group:
-        group.same()
-        assert [endpoint.facts.log for endpoint in group.core.endpoints] == [None, None]
+    group = px.WorkerGroup(here, Talker)
+    group.same()
 
-    assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
+    assert [endpoint.facts.log for endpoint in group.core.endpoints] == [None] * 3
+    assert capsys.readouterr().out.splitlines() == ["made"] * 3 + ["the same line"] * 3
 
 
 @pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])

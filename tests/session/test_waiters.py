@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,13 +88,6 @@ def test_500_waits_share_4_threads_and_all_end() -> None:
     assert all(future.result(30.0) for future in futures)
 
 
-class Left(Events):
-    """A backend whose cluster was left."""
-
-    def wait(self, *_: Any) -> Any:
-        raise OSError("left")
-
-
 OVER, NEVER = threading.Event(), threading.Event()
 OVER.set()
 
@@ -104,7 +98,9 @@ OVER.set()
         pytest.param(pending(OVER), id="it has ended"),
         pytest.param(pending(OVER, NEVER), id="a part of it has ended, which may have failed"),
         pytest.param(pending(NEVER, deadline=0.0), id="its deadline is over"),
-        pytest.param(pending(NEVER, backend=Left()), id="its backend cannot be asked"),
+        pytest.param(
+            pending(NEVER, backend=Mock(wait=Mock(side_effect=OSError))), id="its backend cannot be asked"
+        ),
     ],
 )
 def test_a_wait_that_can_end_does_not_queue_behind_unfinished_waits(
@@ -114,28 +110,24 @@ def test_a_wait_that_can_end_does_not_queue_behind_unfinished_waits(
 
 
 def test_partly_finished_waits_use_only_spare_threads_and_delay_no_finished_wait() -> None:
-    waiters, before = WaitThreads(most=2), awaiting()
-    over, never = threading.Event(), threading.Event()
-    over.set()
-    futures = [waiters.submit(never.wait, pending(over, never)) for _ in range(100)]
-    assert within(
-        30.0, lambda: awaiting() - before == 2 + _SPARE
-    )  # after the waits were partly finished for long enough
+    waiters, before, never = WaitThreads(most=2), awaiting(), threading.Event()
+    futures = [waiters.submit(never.wait, pending(OVER, never)) for _ in range(100)]
+    # after the waits were partly finished for long enough
+    assert within(30.0, lambda: awaiting() - before == 2 + _SPARE)
 
-    assert waiters.submit(lambda: "here", pending(over)).result(30.0) == "here"
+    assert waiters.submit(lambda: "here", pending(OVER)).result(30.0) == "here"
     assert awaiting() - before <= 2 + _SPARE + 1
     never.set()
     assert all(future.result(30.0) for future in futures)
 
 
 def test_waits_that_depend_on_each_other_all_end() -> None:
-    waiters, over = WaitThreads(most=2), threading.Event()
-    over.set()
+    waiters = WaitThreads(most=2)
 
     def nested(depth: int) -> Callable[[], int]:
-        return lambda: 0 if not depth else 1 + waiters.submit(nested(depth - 1), pending(over)).result()
+        return lambda: 0 if not depth else 1 + waiters.submit(nested(depth - 1), pending(OVER)).result()
 
-    futures = [waiters.submit(nested(20), pending(over)) for _ in range(3)]
+    futures = [waiters.submit(nested(20), pending(OVER)) for _ in range(3)]
 
     assert [future.result(60.0) for future in futures] == [20, 20, 20]
 
