@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import (
-    DispatchError,
-    GroupBroken,
-    GroupClosed,
-    InternalError,
-    PhalanxError,
-    WorkerDiedError,
-)
+import phalanx as px
 from phalanx.group.lifecycle import Event, Lifecycle, State
 
-FIRST = WorkerDiedError("group 'actor': rank 2 died: signal SIGKILL\n\nmore", group="actor", method="update")
-SECOND = WorkerDiedError("rank 0 died", group="actor", method="update")
+FIRST = px.WorkerDiedError(
+    "group 'actor': rank 2 died: signal SIGKILL\n\nmore", group="actor", method="update"
+)
+SECOND = px.WorkerDiedError("rank 0 died", group="actor", method="update")
 
 TO_STATE: dict[State, list[Happened]] = {
     State.STARTING: [],
@@ -42,7 +37,7 @@ def living(*happened: Happened) -> Lifecycle:
 def test_an_event_that_the_table_lacks_is_refused_without_any_change() -> None:
     closed = living(*TO_STATE[State.CLOSED])
 
-    with pytest.raises(InternalError, match="closed in epoch 0, got the event restart"):
+    with pytest.raises(px.errors.InternalError, match="closed in epoch 0, got the event restart"):
         closed.handle(Event.RESTART)
 
     assert (closed.state, closed.epoch, closed.cause) == (State.CLOSED, 0, None)
@@ -69,26 +64,26 @@ def test_a_failure_of_an_old_epoch_is_ignored_and_an_event_of_a_future_epoch_is_
     lifecycle.handle(Event.BREAK, 0, SECOND)
 
     assert (lifecycle.state, lifecycle.cause) == (State.READY, None)
-    with pytest.raises(InternalError, match="epoch 3"):
+    with pytest.raises(px.errors.InternalError, match="epoch 3"):
         living().handle(Event.STARTED, 3)
 
 
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        (State.STARTING, DispatchError, "still starting"),
-        (State.BROKEN, GroupBroken, r"was: group 'actor': rank 2 died: signal SIGKILL$"),
-        (State.RESTARTING, GroupBroken, r"being restarted .* after: group 'actor': rank 2 died"),
-        (State.CLOSING, GroupClosed, "group 'actor' is closing"),
-        (State.CLOSED, GroupClosed, "group 'actor' is closed"),
+        (State.STARTING, px.DispatchError, "still starting"),
+        (State.BROKEN, px.GroupBroken, r"was: group 'actor': rank 2 died: signal SIGKILL$"),
+        (State.RESTARTING, px.GroupBroken, r"being restarted .* after: group 'actor': rank 2 died"),
+        (State.CLOSING, px.GroupClosed, "group 'actor' is closing"),
+        (State.CLOSED, px.GroupClosed, "group 'actor' is closed"),
     ],
 )
 def test_a_group_accepts_calls_only_if_it_is_ready(
-    state: State, error: type[PhalanxError], words: str
+    state: State, error: type[px.PhalanxError], words: str
 ) -> None:
     living(*TO_STATE[State.READY]).check_callable()
     with pytest.raises(error, match=words) as caught:
         living(*TO_STATE[state]).check_callable()
 
-    if isinstance(caught.value, GroupBroken):
+    if isinstance(caught.value, px.GroupBroken):
         assert caught.value.cause is caught.value.__cause__ is FIRST

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, turn
-from phalanx.testing.scripted import ScriptedBackend, scripted
+from phalanx.testing.scripted import scripted
 from phalanx.topology.slots import SlotInfo
 from tests.support.fault_workers import Trouble
 
@@ -42,29 +38,20 @@ def test_a_notice_queue_knows_the_ranks_to_move_after_their_node_was_lost() -> N
     assert not board.explains([])
 
 
-@pytest.fixture
-def transport() -> Iterator[ScriptedBackend]:
-    with scripted(lambda what, number: "fine") as made:
-        yield made
-
-
-def drain(transport: ScriptedBackend) -> None:
-    transport.going = [DrainingNode("inline", None, "preempted")]
-
-
-def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored(
-    transport: ScriptedBackend,
-) -> None:
+def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored() -> None:
     seen: list[px.PreemptionNotice] = []
 
     def note(notice: px.PreemptionNotice) -> None:
         seen.append(notice)
         raise RuntimeError("of the user")
 
-    with px.ResourcePool([2], backend="inline") as pool:
+    with (
+        scripted(lambda what, number: "fine") as transport,
+        px.ResourcePool([2], backend="inline") as pool,
+    ):
         group, asked = px.WorkerGroup(pool, Trouble, on_notice=note), px.WorkerGroup(pool, Trouble)
         before = px.preemption_notices(asked)
-        drain(transport)
+        transport.going = going("inline", None)
         notices = [px.preemption_notices(asked) for _ in range(2)]  # without waiting
         turn()
         turn()

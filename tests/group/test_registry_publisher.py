@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import ray
@@ -16,12 +15,6 @@ from phalanx.display.registry_records import GroupRecord
 from phalanx.session.session import session
 from phalanx.testing import faults
 from tests.support.fault_workers import Trouble, within
-
-
-@pytest.fixture(scope="module")
-def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
-        yield made
 
 
 @pytest.fixture
@@ -35,9 +28,10 @@ def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
 
 
 def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
-    pool: px.ResourcePool, cluster_reader: ClusterReader
+    cluster_reader: ClusterReader,
 ) -> None:
-    with px.WorkerGroup(pool, Trouble, name="fragile") as group:
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Trouble, name="fragile")
         (ready,) = seen(cluster_reader, "fragile")
         before = [endpoint.facts.pid for endpoint in group.core.endpoints]
         faults.kill(group, rank=1)
