@@ -45,9 +45,8 @@ def test_the_record_of_another_group_of_the_same_name_is_kept(monkeypatch: pytes
         with pytest.raises(ValueError, match="it fails"):
             px.WorkerGroup(pool, Once.bind(True), name="same", detached=True)
         assert pool.backend_api.published("detached/same") == record
-        second = px.WorkerGroup(
-            pool, Once, name="same", detached=True
-        )  # as if all ranks of the first had died
+        # as if all ranks of the first had died
+        second = px.WorkerGroup(pool, Once, name="same", detached=True)
         first.close()
         record = pool.backend_api.published("detached/same")
         assert record is not None

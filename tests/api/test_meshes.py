@@ -108,19 +108,13 @@ def test_a_method_without_a_mesh_mode_is_called_on_a_single_rank(group: Any) -> 
     assert group.rank(-1).run(lambda worker: worker.rank) == 7
 
 
-def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> None:
-    with px.ResourcePool([6], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=3, tp=2))
+def test_a_slice_of_complete_coordinates_splits_rows_over_them(eight: px.ResourcePool) -> None:
+    group = px.WorkerGroup(eight[0:6], Model, mesh=px.Mesh(dp=3, tp=2))
 
-        assert group[2:6].update([7, 8]) == [2, 7, 4, 8]
-        assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
-        alone = px.WorkerGroup(pool[0:2], Model, mesh=px.Mesh(dp=2))
-        assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate
-
-
-def seen(group: Any) -> list[Any]:
-    """Return the note of each rank on its only call."""
-    return [noted for (noted,) in group.taken()]
+    assert group[2:6].update([7, 8]) == [2, 7, 4, 8]
+    assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
+    alone = px.WorkerGroup(eight[0:2], Model, mesh=px.Mesh(dp=2))
+    assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate
 
 
 def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_order(
@@ -146,7 +140,7 @@ def test_a_shard_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_keep_t
     assert len(encoded) == 2
     assert len(stored) == (2 if numbers == LARGE else 0)
     halves = [hashlib.sha256(half.numpy().tobytes()).hexdigest() for half in x.chunk(2)]
-    assert seen(group) == [halves[MESH.coordinate(rank, "dp")] for rank in range(8)]
+    assert group.taken() == [[halves[MESH.coordinate(rank, "dp")]] for rank in range(8)]
 
 
 def test_a_mesh_registered_by_workers_has_its_own_dp_coordinates(group: Any) -> None:

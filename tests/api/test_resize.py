@@ -188,23 +188,22 @@ class Asked(Model):
             group.core.changing.release()
 
 
-def test_a_broken_source_recovers_before_the_members_of_its_target_change() -> None:
+def test_a_broken_source_recovers_before_the_members_of_its_target_change(here: px.ResourcePool) -> None:
     """In the other order, a px.restore of both groups, which locks the source first, would deadlock."""
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as three:
-        trainer = px.WorkerGroup(three[0:1], Asked.bind(3.0), on_failure=px.RestartPolicy())
-        group = px.WorkerGroup(three, Model.bind(0.0))
-        px.resize(group, 1)
-        with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
-            sync()
-            faults.kill(trainer, 0)
-            with pytest.raises(px.PhalanxError):
-                trainer.train()
-            Asked.group = group
+    trainer = px.WorkerGroup(here[0:1], Asked.bind(3.0), on_failure=px.RestartPolicy())
+    group = px.WorkerGroup(here, Model.bind(0.0))
+    px.resize(group, 1)
+    with px.WeightSync(trainer, group, "served", source_name="policy") as sync:
+        sync()
+        faults.kill(trainer, 0)
+        with pytest.raises(px.PhalanxError):
+            trainer.train()
+        Asked.group = group
 
-            px.resize(group, 2)
+        px.resize(group, 2)
 
-            assert group.value() == [3.0] * 2
-        assert Asked.free == [True]
+        assert group.value() == [3.0] * 2
+    assert Asked.free == [True]
 
 
 class Picky(px.Worker):
@@ -233,19 +232,18 @@ class Picky(px.Worker):
 
 
 @pytest.mark.slow_on_cluster
-def test_a_joining_rank_whose_constructor_raises_leaves_the_group_unchanged(backend: str) -> None:
-    with px.ResourcePool([2], use_gpu=False) as full:
-        group = px.WorkerGroup(full, Picky)
-        px.snapshot(group)
-        group.add()
-        full.grow(1)
-        with pytest.raises(ValueError, match="does not want to"):
-            px.resize(group, 3)
+def test_a_joining_rank_whose_constructor_raises_leaves_the_group_unchanged(two: px.ResourcePool) -> None:
+    group = px.WorkerGroup(two, Picky)
+    px.snapshot(group)
+    group.add()
+    two.grow(1)
+    with pytest.raises(ValueError, match="does not want to"):
+        px.resize(group, 3)
 
-        assert (group.state, group.who()) == ("ready", [(0, 2), (1, 2)])
-        full.shrink()  # nothing is on it
-        px.restore(group)
-        assert group.add() == [1, 1]
+    assert (group.state, group.who()) == ("ready", [(0, 2), (1, 2)])
+    two.shrink()  # nothing is on it
+    px.restore(group)
+    assert group.add() == [1, 1]
 
 
 @pytest.mark.slow

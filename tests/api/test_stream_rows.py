@@ -53,10 +53,8 @@ class Rows(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    made = px.WorkerGroup(pool, Rows, mesh=px.Mesh(dp=2, tp=2))
-    yield made
-    made.close()
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Rows, mesh=px.Mesh(dp=2, tp=2))
 
 
 @pytest.mark.parametrize("count", [1, 4, 11])
