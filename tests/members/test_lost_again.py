@@ -18,9 +18,13 @@ from tests.members.ledger import Ledger
 
 
 @pytest.fixture
-def four() -> Iterator[px.ResourcePool]:
+def group() -> Iterator[px.WorkerGroup]:
+    """Four ranks with one call in their states and in a snapshot."""
     with scripted(lambda what, number: "fine"), px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
-        yield pool
+        made = px.WorkerGroup(pool, Ledger, on_failure=px.ReplacePolicy())
+        made.add(1)
+        px.snapshot(made)
+        yield made
 
 
 @pytest.fixture
@@ -46,11 +50,8 @@ def lose(group: px.WorkerGroup, rank: int) -> None:
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_rank_lost_during_a_replacement_is_replaced_with_the_state_of_the_snapshot(
-    four: px.ResourcePool, meanwhile: list[Callable[[], None]], seen: bool
+    group: px.WorkerGroup, meanwhile: list[Callable[[], None]], seen: bool
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
-    group.add(1)
-    px.snapshot(group)
     lose(group, 1)
     meanwhile.append(lambda: lose(group, 3) if seen else faults.kill(group, 3))
 
@@ -69,10 +70,8 @@ def test_a_policy_leaves_a_group_broken_after_max_failures(four: px.ResourcePool
 
 
 def test_a_group_restarts_if_a_rank_and_the_holder_of_its_copy_are_lost(
-    four: px.ResourcePool, meanwhile: list[Callable[[], None]]
+    group: px.WorkerGroup, meanwhile: list[Callable[[], None]]
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
-    group.add(1)
     holders = px.snapshot(group).holders
     lose(group, 1)
     meanwhile.append(lambda: lose(group, holders.index(1)))
@@ -82,11 +81,8 @@ def test_a_group_restarts_if_a_rank_and_the_holder_of_its_copy_are_lost(
 
 
 def test_a_snapshot_that_loses_a_rank_fails_and_the_previous_snapshot_stays_valid(
-    four: px.ResourcePool, meanwhile: list[Callable[[], None]]
+    group: px.WorkerGroup, meanwhile: list[Callable[[], None]]
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
-    group.add(1)
-    px.snapshot(group)
     group.add(2)
     meanwhile.append(lambda: lose(group, 3))
 

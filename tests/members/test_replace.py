@@ -210,10 +210,8 @@ def test_unchanged_tensors_are_not_sent_to_their_holder_again(three: px.Resource
     assert (first.holders, first.nbytes) == ((1, 2, 0), 3 * 4 * ((1 << 16) + 4))
     assert (first.sent_bytes, second.sent_bytes) == (first.nbytes, 3 * 4 * 4)
     px.replace_ranks(group, 1)
-    assert (
-        group.run(lambda worker: (worker.held["moving"].sum() + worker.held["still"].sum()).item())
-        == [65540.0] * 3
-    )
+    sums = group.run(lambda worker: (worker.held["moving"].sum() + worker.held["still"].sum()).item())
+    assert sums == [65540.0] * 3
 
 
 def test_a_replacement_interrupted_twice_leaves_a_broken_group_and_can_be_repeated(

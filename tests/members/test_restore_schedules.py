@@ -17,11 +17,10 @@ RANKS, STEPS, MOST = 3, 8, 60
 
 @dataclass
 class Story:
-    """Outcome of one schedule: errors, numbers of restores and restarts, and completed steps."""
+    """Outcome of one schedule: errors, number of restores, and completed steps."""
 
     errors: list[BaseException] = field(default_factory=list)
     went_back: int = 0
-    anew: int = 0
     steps: int = 0
 
 
@@ -51,7 +50,6 @@ def play(seed: int) -> Story:
                     for group in groups:
                         group.restart()
                     px.snapshot(*groups)
-                    story.anew += 1
                 elif not ready:
                     px.restore(*groups)
                     story.went_back += 1
