@@ -1,4 +1,4 @@
-"""A training group loses nodes: one is drained, one is terminated, and one dies. Driver and cluster run elsewhere."""
+"""Nodes are drained, terminated or die: ranks are replaced, or the group is restarted. The driver runs elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import phalanx as px
 from phalanx.backends.backend_types import Endpoint, Ref, ResultHandle
 from phalanx.testing import faults
 from tests.members.killed_trainers import Replicated, losses
-from tests.support.fault_workers import is_there, within
+from tests.support.fault_workers import Trouble, is_there, within
 from tests.support.own_cluster import drain, several_nodes
 from tests.support.scripts import tell, told_by
 
@@ -68,7 +68,8 @@ def main() -> None:
     """Run the driver. With the argument "late", it learns of no death of the last node before the call has failed."""
     logging.basicConfig(level=logging.WARNING)
     # Ray reports a lost node after five health checks, and only then places its ranks elsewhere.
-    with several_nodes(5, settings={"health_check_period_ms": 500}) as cluster:
+    settings = {"health_check_period_ms": 500}
+    with several_nodes(6, resources={"seat": 2}, settings=settings) as cluster:
         found: dict[str, Any] = {"errors": []}
         told = threading.Event()
         heard: list[tuple[px.PreemptionNotice, str]] = []
@@ -126,21 +127,67 @@ def main() -> None:
         found["losses"], found["epoch"] = seen, group.epoch
         found["stayed"] = [one == other for one, other in zip(pids, group.pid(), strict=True)]
         found["reasons"] = [notice.reason for notice in px.preemption_notices(group)]
-        tell(found)
         pool.close()
+        found["restart"] = restarted(cluster)
+        tell(found)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def restarted(cluster: Any) -> dict[str, Any]:
+    """Restart a group after each loss of a node, the second of which leaves too few nodes."""
+    with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
+        group = px.WorkerGroup(pool, Trouble, resources={"seat": 1}, start_timeout=60)
+        group.load(7)
+        before, call = group.core.epoch.nodes, group.nap.submit(120.0)
+        lost, began = faults.drop_node(cluster, group, 3), time.monotonic()
+        with pytest.raises(px.WorkerDiedError, match=lost[:8]) as raised:
+            call.result()
+        took = time.monotonic() - began
+        group.restart()
+        after, loaded = group.core.epoch.nodes, group.what_is_loaded()
+
+        faults.drop_node(cluster, group, 2)
+        with pytest.raises(px.PhalanxError):
+            group.nap(60.0)
+        with pytest.raises(px.PlacementError, match="slots ever/now"):
+            group.restart()
+        return {
+            "took": took,
+            "causes": raised.value.cause_ranks,
+            "hint": raised.value.causes[0].hint,
+            "stayed": before[:2] == after[:2],
+            "moved": lost not in after and len(set(after)) == 2,
+            "loaded": loaded,
+            "state": group.state,
+        }
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
         pytest.param(("late",), id="peers tell of the loss before Ray does", marks=pytest.mark.slow),
         pytest.param((), id="as it comes", marks=pytest.mark.soak),
     ],
 )
-def test_ranks_of_drained_ended_and_lost_nodes_continue_on_other_nodes_with_the_same_losses(
-    words: tuple[str, ...],
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    (told,) = told_by(__name__, *request.param, timeout=280)
+    return told
+
+
+def test_a_lost_node_raises_one_error_and_a_restart_moves_its_ranks_or_lacks_capacity(
+    found: dict[str, Any],
 ) -> None:
-    (found,) = told_by(__name__, *words, timeout=280)
+    seen = found["restart"]
+
+    assert seen["took"] < 20.0
+    assert seen["causes"] == [2, 3]
+    assert "health_check_period_ms" in seen["hint"], "how the detection is tuned"
+    assert (seen["stayed"], seen["moved"], seen["loaded"]) == (True, True, [7, 7, 7, 7])
+    assert seen["state"] == "broken"
+
+
+def test_ranks_of_drained_ended_and_lost_nodes_continue_on_other_nodes_with_the_same_losses(
+    found: dict[str, Any],
+) -> None:
     first, second, third, fourth = found["nodes"]
 
     # The group is notified within 2 s of a drain, on a thread of the library.
