@@ -54,21 +54,17 @@ class Ends(CallListener):
 class Ranks:
     """A group whose calls have given outcomes. Records the ranks that are severed from their peers or killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: ScriptedBackend) -> None:
         self.events: deque[Event] = deque()
         self.severed: list[int] = []
         self.killed: list[int] = []
-        self.backend: Any = None
         self.group: Any = None
+        kill, self.backend = backend.kill, cast(Any, backend)
+        self.backend.kill = lambda ended: (self.killed.extend(map(self.rank_of, ended)), kill(ended))[1]
+        self.backend.sever = lambda cut: self.severed.extend(map(self.rank_of, cut))
 
     def script(self, what: str, number: int) -> Event:
         return self.events.popleft() if what == "call" and self.events else "fine"
-
-    def watch(self, backend: ScriptedBackend) -> None:
-        kill = backend.kill
-        self.backend = backend
-        self.backend.kill = lambda ended: (self.killed.extend(map(self.rank_of, ended)), kill(ended))[1]
-        self.backend.sever = lambda cut: self.severed.extend(map(self.rank_of, cut))
 
     def rank_of(self, endpoint: Endpoint) -> int:
         return endpoint.slot.bundle
@@ -101,9 +97,8 @@ class Ranks:
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    made = Ranks()
-    with scripted(made.script) as backend:
-        made.watch(backend)
+    with scripted(lambda what, number: made.script(what, number)) as backend:
+        made = Ranks(backend)
         yield made
         made.group.pool.close()
 

@@ -20,17 +20,12 @@ import phalanx as px
 from phalanx.backends.backend_types import StoreSpace
 from phalanx.calls.in_flight import calls_of
 from phalanx.calls.values import StoreQuota
+from phalanx.wire.unpack import received
 
 SLOW_ON_RAY = True
 
 MB = 1 << 20
 ROW = 4096  # bytes of a row of 1024 float32
-
-
-def _received() -> int:
-    from phalanx.wire.unpack import received
-
-    return received.nbytes
 
 
 def _is_mapped(address: int) -> bool:
@@ -46,10 +41,6 @@ def _is_mapped(address: int) -> bool:
 
 class Mover(px.Worker):
     """Makes rows, passes them on, and says how many bytes its process has decoded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def make(self, wanted: torch.Tensor) -> torch.Tensor:
@@ -74,12 +65,11 @@ class Mover(px.Worker):
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def received(self) -> int:
-        return _received()
+        return received.nbytes
 
     @px.register(px.Dispatch.ONE_TO_ALL)
-    def count(self) -> int:
-        self.calls += 1
-        return self.calls
+    def ping(self) -> int:
+        return self.rank
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def total(self, x: torch.Tensor) -> float:
@@ -103,9 +93,8 @@ class Mover(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pool, Mover) as made:
-        yield made
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool, Mover)
 
 
 def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
@@ -116,7 +105,7 @@ def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(
     group: px.WorkerGroup,
 ) -> None:
     before = group.statistics()
-    group.count()
+    group.ping()
     assert grown(group, before, "sent_bytes") == 0
     group.total(torch.ones(8))
     assert grown(group, before, "sent_bytes") > 0
@@ -201,13 +190,8 @@ def test_rows_of_a_chain_of_calls_bypass_the_driver(two: px.ResourcePool) -> Non
 @pytest.fixture(scope="module")
 def of_size(ray_cluster: Any) -> Iterator[dict[int, px.WorkerGroup]]:
     """Groups of two and of three ranks. On Ray only: inline ranks share one process and its meter."""
-    with (
-        px.ResourcePool([2], use_gpu=False, backend="ray") as first,
-        px.ResourcePool([3], use_gpu=False, backend="ray") as second,
-        px.WorkerGroup(first, Mover) as two,
-        px.WorkerGroup(second, Mover) as three,
-    ):
-        yield {2: two, 3: three}
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as made:
+        yield {size: px.WorkerGroup(made[:size], Mover) for size in (2, 3)}
 
 
 @pytest.mark.slow
@@ -288,17 +272,15 @@ def test_outputs_that_collect_drops_are_not_returned(four: px.ResourcePool) -> N
 
 
 @pytest.mark.slow
-def test_calls_in_flight_stay_within_the_limit(ray_cluster: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
-        with (
-            px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
-            px.WorkerGroup(pool, Mover) as bounded,
-        ):
-            calls = [bounded.total.submit(torch.ones(4)) for _ in range(20)]
-            most = max(sum(not one.done() for one in calls[: n + 1]) for n in range(len(calls)))
-            assert most <= 3
-            assert [call.result() for call in calls] == [[4.0] * 2] * 20
+def test_calls_in_flight_stay_within_the_limit(
+    of_size: dict[int, px.WorkerGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
+    with px.WorkerGroup(of_size[2].pool, Mover) as bounded:
+        calls = [bounded.total.submit(torch.ones(4)) for _ in range(20)]
+        most = max(sum(not one.done() for one in calls[: n + 1]) for n in range(len(calls)))
+        assert most <= 3
+        assert [call.result() for call in calls] == [[4.0] * 2] * 20
 
 
 def test_finished_calls_leave_the_in_flight_limit_and_a_running_call_stays(

@@ -7,15 +7,9 @@ from types import NoneType
 
 import pytest
 
+import phalanx as px
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
-from phalanx.errors import (
-    CallCancelled,
-    CallTimeout,
-    GroupClosed,
-    RankReport,
-    RemoteCallError,
-    WorkerDiedError,
-)
+from phalanx.errors import RankReport
 
 
 def report(rank: int, kind: str = "raised", **more: object) -> RankReport:
@@ -28,26 +22,30 @@ def seen(why: str, *reports: RankReport, **more: object) -> CallObservation:
 
 LATE = [report(0, "timeout", state="finished"), report(1, "timeout", state="running")]
 ENDINGS: dict[str, tuple[CallObservation, type, CallOutcome]] = {
-    "raised, all ranks ended": (seen("failed", report(1)), RemoteCallError, CallOutcome()),
+    "raised, all ranks ended": (seen("failed", report(1)), px.RemoteCallError, CallOutcome()),
     "raised, a rank is late": (
         seen("failed", report(0), report(1, "stopped", victim=True), pending=[1]),
-        *(RemoteCallError, CallOutcome(stop=[1], breaks=True)),
+        *(px.RemoteCallError, CallOutcome(stop=[1], breaks=True)),
     ),
-    "a rank died": (seen("failed", report(0, "died"), report(1)), WorkerDiedError, CallOutcome(breaks=True)),
+    "a rank died": (
+        seen("failed", report(0, "died"), report(1)),
+        px.WorkerDiedError,
+        CallOutcome(breaks=True),
+    ),
     "the owner ended the ranks": (
         seen("failed", report(0, "died"), by_owner=True),
-        *(GroupClosed, CallOutcome(closes=True)),
+        *(px.GroupClosed, CallOutcome(closes=True)),
     ),
     "patience over, all ended since": (seen("impatient"), NoneType, CallOutcome(over=False)),
     "patience over": (
         seen("impatient", *LATE, pending=[1], waited=3.0),
-        CallTimeout,
+        px.CallTimeout,
         CallOutcome(over=False),
     ),
     "deadline over, all ended since": (seen("expired"), NoneType, CallOutcome(over=False)),
     "deadline over": (
         seen("expired", *LATE, pending=[1], waited=3.0),
-        *(CallTimeout, CallOutcome(stop=[1], breaks=True)),
+        *(px.CallTimeout, CallOutcome(stop=[1], breaks=True)),
     ),
     "cancelled, all returned before": (
         seen("cancelled", report(0, "cancelled", state="finished")),
@@ -55,11 +53,11 @@ ENDINGS: dict[str, tuple[CallObservation, type, CallOutcome]] = {
     ),
     "cancelled, all yielded": (
         seen("cancelled", report(0, "cancelled"), report(1, "cancelled", state="finished")),
-        *(CallCancelled, CallOutcome()),
+        *(px.CallCancelled, CallOutcome()),
     ),
     "cancelled, connections were cut": (
         seen("cancelled", report(0, "cancelled"), severed=True),
-        *(CallCancelled, CallOutcome(breaks=True)),
+        *(px.CallCancelled, CallOutcome(breaks=True)),
     ),
 }
 

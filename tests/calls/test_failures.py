@@ -54,15 +54,16 @@ def test_sys_exit_in_an_asynchronous_method_is_an_error_of_the_call(
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_inline_ranks_call_each_other_from_asynchronous_methods_and_from_threads(in_loop: bool) -> None:
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        first, second, third = (px.WorkerGroup(pool[rank : rank + 1], Nested) for rank in range(3))
+def test_inline_ranks_call_each_other_from_asynchronous_methods_and_from_threads(
+    here: px.ResourcePool, in_loop: bool
+) -> None:
+    first, second, third = (px.WorkerGroup(here[rank : rank + 1], Nested) for rank in range(3))
 
-        async def called() -> list[list[list[int]]]:
-            return first.ask_through(second, third)
+    async def called() -> list[list[list[int]]]:
+        return first.ask_through(second, third)
 
-        result = asyncio.run(called()) if in_loop else first.ask_through(second, third)
-        assert result == [[[2], [3]]]
+    result = asyncio.run(called()) if in_loop else first.ask_through(second, third)
+    assert result == [[[2], [3]]]
 
 
 @pytest.fixture(scope="module")
