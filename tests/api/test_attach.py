@@ -35,6 +35,11 @@ class Counter(px.Worker):
     def up(self, by: int) -> int:
         self.count += by
         return self.count
+
+
+def detached(name, folder=None, **options):
+    pool = px.ResourcePool([2], use_gpu=False, detached=True)
+    return px.WorkerGroup(pool, Counter.bind(folder), name=name, detached=True, **options)
 """
 
 
@@ -63,9 +68,7 @@ def test_another_driver_attaches_to_a_detached_group_and_closes_it(
     drive: Callable[[str], str], leave: str, tmp_path: Path
 ) -> None:
     drive(f"""
-        pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter.bind({str(tmp_path)!r}), name="left-behind", detached=True, num_cpus=1)
-        group.up(5)
+        detached("left-behind", {str(tmp_path)!r}, num_cpus=1).up(5)
         {leave}
     """)
     try:
@@ -85,8 +88,7 @@ def test_another_driver_attaches_to_a_detached_group_and_closes_it(
 
 def test_attach_finds_a_group_whose_first_rank_was_replaced(drive: Callable[[str], str]) -> None:
     drive("""
-        pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter.bind(None), name="replaced", detached=True)
+        group = detached("replaced")
         group.up(5)
         px.replace_ranks(group, 0, state="none")
     """)
@@ -99,10 +101,7 @@ def test_attach_finds_a_group_whose_first_rank_was_replaced(drive: Callable[[str
 def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
     drive: Callable[[str], str],
 ) -> None:
-    make = """
-        pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        print(px.WorkerGroup(pool, Counter.bind(None), name="unlucky", detached=True).up(5))
-    """
+    make = "print(detached('unlucky').up(5))"
     drive(make)
     group, backend = px.attach("unlucky"), session.get_backend()
     assert group.up(1) == [6, 6]
@@ -123,15 +122,12 @@ def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
 def test_a_second_detached_group_of_one_name_is_refused_and_the_first_stays(
     drive: Callable[[str], str],
 ) -> None:
-    make = """
-        pool = px.ResourcePool([1], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter.bind(None), name="taken", detached=True)
-    """
+    make = "detached('taken')"
     drive(make)
     try:
         with pytest.raises(AssertionError, match=r"detached group 'taken'.*px\.attach\('taken'\)"):
             drive(make)
-        assert px.attach("taken").up(1) == [1]
+        assert px.attach("taken").up(1) == [1, 1]
     finally:
         px.attach("taken").close(pool=True)
 
@@ -145,8 +141,7 @@ def test_attached_ranks_keep_an_order_that_differs_from_that_of_their_slots(
 
         orders = iter([(1, 0)])
         pools.order_ranks = lambda slots, facts: next(orders, tuple(range(len(slots))))
-        pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter.bind(None), name="turned", detached=True)
+        group = detached("turned")
         assert [group[rank].up(rank + 5) for rank in range(2)] == [5, 6]
         px.replace_ranks(group, 1, state="none")
         assert group.up(1) == [6, 1]

@@ -106,8 +106,6 @@ class Plain(px.Worker):
 
     @px.register
     def join_collective(self) -> None:
-        import torch.distributed as dist
-
         dist.init_process_group("gloo")
 
 
@@ -152,15 +150,10 @@ def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: A
     assert colocated.actor.second_world() == [1.0, 1.0]
 
 
-@pytest.fixture(scope="module")
-def neighbour(colocated: Any) -> Any:
-    """Another group on the same slots."""
-    return px.WorkerGroup(colocated.pool, Actor, name="neighbour")
-
-
 def test_two_groups_on_the_same_slots_have_two_process_groups_and_explain_lists_both(
-    colocated: Any, neighbour: Any
+    colocated: Any,
 ) -> None:
+    neighbour = px.WorkerGroup(colocated.pool, Actor, name="neighbour")
     assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
     assert set(neighbour.pid()).isdisjoint(colocated.actor.pid())
     text = str(colocated.explain())
@@ -169,24 +162,21 @@ def test_two_groups_on_the_same_slots_have_two_process_groups_and_explain_lists_
 
 
 def test_ranks_of_a_pool_share_its_cores_unless_omp_num_threads_is_set(
-    monkeypatch: pytest.MonkeyPatch,
+    here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
-    with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
-        with px.WorkerGroup(pool[0:1], Plain) as one, px.WorkerGroup(pool[1:4], Plain) as others:
-            assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4
-        monkeypatch.setenv("OMP_NUM_THREADS", "11")
-        inherits, chooses = (
-            px.WorkerGroup(pool, Plain),
-            px.WorkerGroup(pool, Plain, env={"OMP_NUM_THREADS": "3"}),
-        )
-        assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 4
-        assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 4
-        of_group = {"env_vars": {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}}
-        group = px.WorkerGroup(pool[0:1], Plain, runtime_env=of_group, env={"BOTH": "from env"})
-        assert group.variable("OMP_NUM_THREADS") == ["7"]
-        assert group.variable("BOTH") == ["from env"]
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    one, others = px.WorkerGroup(here[0:1], Plain), px.WorkerGroup(here[1:3], Plain)
+    assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "11")
+    inherits = px.WorkerGroup(here, Plain)
+    chooses = px.WorkerGroup(here, Plain, env={"OMP_NUM_THREADS": "3"})
+    assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 3
+    assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 3
+    of_group = {"env_vars": {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}}
+    group = px.WorkerGroup(here[0:1], Plain, runtime_env=of_group, env={"BOTH": "from env"})
+    assert group.variable("OMP_NUM_THREADS") == ["7"]
+    assert group.variable("BOTH") == ["from env"]
 
 
 OF_A_CLUSTER = """
@@ -208,28 +198,14 @@ with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Plain) as
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["11", pytest.param(None, marks=pytest.mark.soak)])
-def test_ranks_on_ray_use_the_omp_num_threads_of_the_cluster_or_all_cores(
-    tmp_path: Path, chosen: str | None
-) -> None:
-    (tmp_path / "driver.py").write_text(OF_A_CLUSTER)
+def test_ranks_on_ray_use_the_omp_num_threads_of_the_cluster_or_all_cores(chosen: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     env |= {"RAY_ADDRESS": "local"} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
 
-    driver = [sys.executable, str(tmp_path / "driver.py")]
+    driver = [sys.executable, "-c", OF_A_CLUSTER]
     ran = subprocess.run(driver, env=env, capture_output=True, text=True, timeout=240)
 
     assert ran.stdout.split()[-1] == (chosen or str(len(os.sched_getaffinity(0)))), ran.stderr
-
-
-def test_a_worker_calls_another_group_through_a_view(ray_cluster: None) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        callee = px.WorkerGroup(pool, Plain)
-        caller = px.WorkerGroup(pool[0:1], Plain)
-        assert caller.ask(callee) == [["0", "1"]]
-        assert caller.ask(callee[1]) == ["1"]
-        callee.close()
-        with pytest.raises(px.RemoteCallError, match="GroupClosed"):
-            caller.ask(callee)
 
 
 @pytest.mark.slow
@@ -260,11 +236,10 @@ class Closing(px.Worker):
 
 
 @pytest.mark.slow
-def test_an_asynchronous_rank_closes_on_its_own_event_loop(ray_cluster: None, tmp_path: Path) -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
-        group = px.WorkerGroup(pool, Closing, max_concurrency=4)
-        group.begin(str(tmp_path / "closed"))
-        group.close()
+def test_an_asynchronous_rank_closes_on_its_own_event_loop(asynchronous: Any, tmp_path: Path) -> None:
+    group = px.WorkerGroup(asynchronous.pool[0:1], Closing, max_concurrency=4)
+    group.begin(str(tmp_path / "closed"))
+    group.close()
 
     assert (tmp_path / "closed").read_text() == "closed"
 
@@ -273,6 +248,15 @@ def test_an_asynchronous_rank_closes_on_its_own_event_loop(ray_cluster: None, tm
 def asynchronous(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         yield px.WorkerGroup(pool, Plain, max_concurrency=8)
+
+
+def test_a_worker_calls_another_group_through_a_view(asynchronous: Any) -> None:
+    callee, caller = px.WorkerGroup(asynchronous.pool, Plain), px.WorkerGroup(asynchronous.pool[0:1], Plain)
+    assert caller.ask(callee) == [["0", "1"]]
+    assert caller.ask(callee[1]) == ["1"]
+    callee.close()
+    with pytest.raises(px.RemoteCallError, match="GroupClosed"):
+        caller.ask(callee)
 
 
 def test_asynchronous_ranks_interleave_at_awaits(asynchronous: Any) -> None:
@@ -300,15 +284,16 @@ def test_asynchronous_ranks_take_futures_of_their_own_earlier_calls(asynchronous
         assert torch.equal(future.result(timeout=60), rows)
 
 
-def test_collectives_work_on_one_inline_rank_and_are_refused_with_advice_on_several() -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        with pytest.raises(px.RemoteCallError, match="ray backend"):
-            px.WorkerGroup(pool, Plain).join_collective()
-        group = px.WorkerGroup(pool[0:1], Actor)
-        try:
-            assert group.sum_of_ranks() == [0.0]
-        finally:
-            group.run(lambda worker: dist.destroy_process_group())
+def test_collectives_work_on_one_inline_rank_and_are_refused_with_advice_on_several(
+    here: px.ResourcePool,
+) -> None:
+    with pytest.raises(px.RemoteCallError, match="ray backend"):
+        px.WorkerGroup(here, Plain).join_collective()
+    group = px.WorkerGroup(here[0:1], Actor)
+    try:
+        assert group.sum_of_ranks() == [0.0]
+    finally:
+        group.run(lambda worker: dist.destroy_process_group())
 
 
 def test_bound_methods_keep_the_signature_of_the_method_and_env_reaches_every_rank(
