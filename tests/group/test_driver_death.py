@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -45,17 +44,16 @@ def main(address: str, ending: str) -> None:
     px.init(backend="ray", address=address, log_to_driver=False)
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
         group = px.WorkerGroup(pool, Producer)
-        children = [pid for pids in group.leave_children() for pid in pids]
-        kept = px.put(bytes(8 * 2**20))
+        pids = [*group.pid(), *(pid for children in group.leave_children() for pid in children)]
+        _kept = px.put(bytes(8 * 2**20))
         sync_weights(group)
-        ranks = group.pid()
         call = group.nap.submit(60.0) if ending == "call" else None
         if ending == "put":
             channel = px.Channel(1)
             call = group.put_two.submit(channel)
             while not channel.depth.puts:
                 time.sleep(0.01)
-        print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
+        print(json.dumps(pids), flush=True)
         if call is not None:
             call.result()
         if ending == "exception":
@@ -82,11 +80,7 @@ class Driver:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.stderr.read() if self.process.stderr else ""
-        self.started: dict[str, Any] = json.loads(line)
-
-    @property
-    def pids(self) -> list[int]:
-        return [*self.started["ranks"], *self.started["children"]]
+        self.pids: list[int] = json.loads(line)
 
     def left(self) -> list[object]:
         """Return processes and placement groups that still exist."""

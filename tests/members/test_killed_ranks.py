@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from tests.members.killed_trainers import Fragile, Replicated, Sharded
+from tests.members.killed_trainers import Fragile, Replicated, Sharded, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,16 +22,12 @@ def four(ray_cluster: None) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-def losses_of(outputs: list[tuple[float, int]]) -> list[float]:
-    return [loss for loss, _ in outputs]
-
-
 def without_a_fault(group: px.WorkerGroup) -> tuple[list[list[float]], list[int]]:
     """Return losses by step and rank, and operations per step by rank; then restore the group."""
     px.snapshot(group)
     outputs = [group.step(number) for number in range(STEPS)]
     px.restore(group)
-    return [losses_of(one) for one in outputs], [count for _, count in outputs[-1]]
+    return [[loss for loss, _ in one] for one in outputs], [count for _, count in outputs[-1]]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +47,7 @@ def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(
         expected, operations = without_a_fault(group)
         last = chosen.randrange(1, operations[rank])
         before = group.pid()
-        losses = [losses_of(group.step(number)) for number in range(at)]
+        found = [losses(group, number) for number in range(at)]
         px.snapshot(group)
         group.arm(rank, last)
 
@@ -60,7 +56,7 @@ def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(
         assert raised.value.cause_ranks == (rank,)
         assert px.replace_ranks(group) == (rank,)
 
-        losses += [losses_of(group.step(number)) for number in range(at, STEPS)]
+        found += [losses(group, number) for number in range(at, STEPS)]
         after = group.pid()
-    assert losses == expected
+    assert found == expected
     assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]

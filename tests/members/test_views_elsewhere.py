@@ -58,13 +58,12 @@ def trainer(ray_cluster: None) -> Iterator[px.WorkerGroup]:
 
 
 @pytest.fixture
-def caller(trainer: px.WorkerGroup) -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
-        made = px.WorkerGroup(pool, Caller)
-        made.use(trainer)
-        assert made.train(1.0) == [3.0] * 3
-        px.snapshot(trainer)
-        yield made
+def caller(trainer: px.WorkerGroup) -> px.WorkerGroup:
+    made = px.WorkerGroup(trainer.pool[0:1], Caller)
+    made.use(trainer)
+    assert made.train(1.0) == [3.0] * 3
+    px.snapshot(trainer)
+    return made
 
 
 def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
@@ -83,11 +82,8 @@ def test_calls_of_a_view_during_a_replacement_stop_no_other_rank_and_later_calls
 
     assert ended <= {"done", "StaleEpoch", "WorkerDiedError", "GroupBroken", "RemoteCallError"}
     assert len(until_it_goes_on(caller, 1.0)) == 3
-    assert [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)] == [
-        True,
-        False,
-        True,
-    ]
+    stayed = [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)]
+    assert stayed == [True, False, True]
 
     px.restore(trainer)
     px.replace_ranks(trainer, [0])
