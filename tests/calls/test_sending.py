@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,15 +56,8 @@ class AsksOnThreads(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def pair(backend: str) -> Iterator[px.ResourcePool]:
-    with px.ResourcePool([2], use_gpu=False, backend=backend) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def group(pair: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pair, Counter) as made:
-        yield made
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:2], Counter)
 
 
 def test_no_rank_is_called_if_an_argument_of_another_rank_cannot_be_pickled(group: px.WorkerGroup) -> None:
@@ -104,9 +96,9 @@ def test_a_future_from_before_a_restart_is_refused_as_an_argument(group: px.Work
 
 @pytest.mark.slow_on_cluster
 def test_a_constructor_thread_knows_the_rank_and_a_cancelled_task_is_an_error_of_the_worker(
-    pair: px.ResourcePool,
+    pool: px.ResourcePool,
 ) -> None:
-    with px.WorkerGroup(pair, AsksOnThreads) as group:
+    with px.WorkerGroup(pool[0:2], AsksOnThreads) as group:
         assert group.places() == [(0, 0), (1, 1)]
         with pytest.raises(px.RemoteCallError, match="given up") as caught:
             group.cancel_itself()
@@ -115,9 +107,9 @@ def test_a_constructor_thread_knows_the_rank_and_a_cancelled_task_is_an_error_of
 
 
 def test_a_call_that_only_some_ranks_received_breaks_a_group_on_ray(
-    four: px.ResourcePool, backend: str, monkeypatch: pytest.MonkeyPatch
+    pool: px.ResourcePool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with px.WorkerGroup(four, Counter) as group:
+    with px.WorkerGroup(pool, Counter) as group:
         sender: Any = group.core.backend
         submit, sent = sender.submit, []
 

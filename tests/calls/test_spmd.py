@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ from phalanx.calls.divergence_check import Executed, check_order, check_replicat
 from tests.support.fault_workers import Trouble
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[px.WorkerGroup]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PHALANX_DEBUG", "1")
-        with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-            yield px.WorkerGroup(pool, Trouble)
+@pytest.fixture
+def group(here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch) -> px.WorkerGroup:
+    monkeypatch.setenv("PHALANX_DEBUG", "1")
+    return px.WorkerGroup(here, Trouble)
 
 
 def test_a_rank_whose_replicated_output_differs_is_named(group: px.WorkerGroup) -> None:
