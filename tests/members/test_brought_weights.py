@@ -11,7 +11,7 @@ import torch
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, same
+from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, network, same
 
 SLOW_ON_RAY = True
 
@@ -29,18 +29,7 @@ class Silent(px.Worker):
     """Publishes weights without a step."""
 
     def __init__(self) -> None:
-        self.model = torch.nn.Linear(3, 2)
-        self.publish_weights(NAME, self.model)
-
-
-class Single(px.Worker):
-    def __init__(self) -> None:
-        self.model = torch.nn.Linear(3, 2)
-        self.accept_weights(NAME, self.model)
-
-    @px.register
-    def version(self) -> int | None:
-        return px.weights.current_version(NAME)
+        self.publish_weights(NAME, network(0))
 
 
 class Asked(Loading):
@@ -181,7 +170,7 @@ def test_calls_are_refused_until_new_ranks_have_weights(here: px.ResourcePool) -
 
 
 def test_a_sync_for_a_new_rank_counts_no_rows_as_trained(here: px.ResourcePool) -> None:
-    actor, engines = px.WorkerGroup(here[0:1], Silent), px.WorkerGroup(here, Single)
+    actor, engines = px.WorkerGroup(here[0:1], Silent), px.WorkerGroup(here, Rollout)
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
     with px.Channel() as channel, px.WeightSync(actor, engines, NAME, staleness=staleness) as sync:
         sync()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,21 +49,6 @@ class Caller(px.Worker):
             return type(error).__name__
 
 
-@pytest.fixture
-def trainer(ray_cluster: None) -> Iterator[px.WorkerGroup]:
-    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool:
-        yield px.WorkerGroup(pool, Trainer, on_failure=px.ReplacePolicy(max_failures=9))
-
-
-@pytest.fixture
-def caller(trainer: px.WorkerGroup) -> px.WorkerGroup:
-    made = px.WorkerGroup(trainer.pool[0:1], Caller)
-    made.use(trainer)
-    assert made.train(1.0) == [3.0] * 3
-    px.snapshot(trainer)
-    return made
-
-
 def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
     """Return the result of a call. It may be stale once, if its process did not know the change."""
     found = caller.train(x)
@@ -73,20 +56,26 @@ def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
 
 
 def test_calls_of_a_view_during_a_replacement_stop_no_other_rank_and_later_calls_work(
-    trainer: px.WorkerGroup, caller: px.WorkerGroup
+    ray_cluster: None,
 ) -> None:
-    processes = trainer.core.endpoints
-    asked = [caller.train.submit(1.0) for _ in range(200)]
-    px.replace_ranks(trainer, 1)
-    ended = {one if isinstance(one, str) else "done" for one in px.gather(*asked)}
+    with px.ResourcePool([3], use_gpu=False, backend="ray") as pool:
+        trainer = px.WorkerGroup(pool, Trainer, on_failure=px.ReplacePolicy(max_failures=9))
+        caller = px.WorkerGroup(pool[0:1], Caller)
+        caller.use(trainer)
+        assert caller.train(1.0) == [3.0] * 3
+        px.snapshot(trainer)
+        processes = trainer.core.endpoints
+        asked = [caller.train.submit(1.0) for _ in range(200)]
+        px.replace_ranks(trainer, 1)
+        ended = {one if isinstance(one, str) else "done" for one in px.gather(*asked)}
 
-    assert ended <= {"done", "StaleEpoch", "WorkerDiedError", "GroupBroken", "RemoteCallError"}
-    assert len(until_it_goes_on(caller, 1.0)) == 3
-    stayed = [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)]
-    assert stayed == [True, False, True]
+        assert ended <= {"done", "StaleEpoch", "WorkerDiedError", "GroupBroken", "RemoteCallError"}
+        assert len(until_it_goes_on(caller, 1.0)) == 3
+        stayed = [now is before for now, before in zip(trainer.core.endpoints, processes, strict=True)]
+        assert stayed == [True, False, True]
 
-    px.restore(trainer)
-    px.replace_ranks(trainer, [0])
-    assert until_it_goes_on(caller, 2.0) == [9.0] * 3
-    trainer.restart()
-    assert until_it_goes_on(caller, 1.0) == [3.0] * 3
+        px.restore(trainer)
+        px.replace_ranks(trainer, [0])
+        assert until_it_goes_on(caller, 2.0) == [9.0] * 3
+        trainer.restart()
+        assert until_it_goes_on(caller, 1.0) == [3.0] * 3
