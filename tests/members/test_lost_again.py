@@ -18,13 +18,18 @@ from tests.members.ledger import Ledger
 
 
 @pytest.fixture
-def group() -> Iterator[px.WorkerGroup]:
-    """Four ranks with one call in their states and in a snapshot."""
+def four() -> Iterator[px.ResourcePool]:
     with scripted(lambda what, number: "fine"), px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
-        made = px.WorkerGroup(pool, Ledger, on_failure=px.ReplacePolicy())
-        made.add(1)
-        px.snapshot(made)
-        yield made
+        yield pool
+
+
+@pytest.fixture
+def group(four: px.ResourcePool) -> px.WorkerGroup:
+    """Four ranks with one call in their states and in a snapshot."""
+    made = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
+    made.add(1)
+    px.snapshot(made)
+    return made
 
 
 @pytest.fixture
