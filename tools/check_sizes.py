@@ -37,7 +37,7 @@ TOTALS = {
     "classes": 470,
     "tokens": 266_000,
     "functions over 60 lines": 4,
-    "lines of tests": 32_400,
+    "lines of tests": 31_980,
     "lines of benchmark, examples and tools": 8_500,
 }
 _NO_TOKENS = {
