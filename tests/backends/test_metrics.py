@@ -10,8 +10,9 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.ray.backend import RayBackend
-from phalanx.backends.ray.metrics import Exporter, MetricBuffer
+from phalanx.backends.ray.metrics import Exporter
 from phalanx.session.session import Counts
+from phalanx.tracing.metric_buffer import MetricBuffer
 from tests.support.fault_workers import Trouble
 
 
@@ -45,7 +46,7 @@ def test_leaving_the_cluster_exports_calls_failures_seconds_and_bytes_once(
 ) -> None:
     source, fake, counts, backend = MetricBuffer(), Fake(), Counts(), RayBackend()
     source.on = True
-    monkeypatch.setattr("phalanx.backends.ray.metrics.meters", source)
+    monkeypatch.setattr("phalanx.backends.ray.backend.meters", source)
     backend._exporter = Exporter(source, fake)
     source.watch(group := Watched("g", counts))
     for failed in (False, False, True):
@@ -74,7 +75,7 @@ def test_leaving_the_cluster_exports_calls_failures_seconds_and_bytes_once(
 
 
 def test_a_full_buffer_drops_the_oldest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.backends.ray.metrics._WAITING", 2)
+    monkeypatch.setattr("phalanx.tracing.metric_buffer._WAITING", 2)
     source = MetricBuffer()
     source.on = True
     for number in range(5):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
-from phalanx.backends.ray.metrics import meters
 from phalanx.calls.call_outcome import CallOutcome, decide
 from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
 from phalanx.calls.diagnosis import (
@@ -23,6 +22,7 @@ from phalanx.collect.join import gather, trimmed
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.session.session import session
+from phalanx.tracing.metric_buffer import meters
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import full_name
 from phalanx.wire.value import Value

@@ -155,7 +155,7 @@ class Group:
         self.roster_key = ""
         #: The record of a detached group as it was last published, or read by ``px.attach``.
         self.detached_record: bytes | None = None
-        #: True in a view whose ranks may have been replaced.
+        #: True if the ranks may have been replaced, so that a view reads the roster before its next call.
         self.is_doubtful = False
         #: By rank, an epoch: processes that joined in it or later, and ended, had finished their calls.
         self.in_peace_since: dict[int, int] = {}

@@ -169,10 +169,6 @@ class RestartPolicy(_Policy):
     max_restarts: int = 2
     window_s: float = 600.0
 
-    def allows(self, restarts: Sequence[float], now: float) -> bool:
-        """Return whether another restart is allowed at ``now``."""
-        return len(self.recent(restarts, now)) < self.max_restarts
-
 
 @dataclass(frozen=True)
 class ReplacePolicy(_Policy):
@@ -192,7 +188,3 @@ class ReplacePolicy(_Policy):
 
     max_failures: int = 2
     window_s: float = 600.0
-
-    def allows(self, failures: Sequence[float], now: float) -> bool:
-        """Return whether ranks may be replaced once more at ``now``."""
-        return len(self.recent(failures, now)) < self.max_failures

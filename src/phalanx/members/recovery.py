@@ -63,7 +63,7 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
     else:
         now = core.backend.now()
         core.recoveries = policy.recent(core.recoveries, now)
-        if not policy.allows(core.recoveries, now):
+        if len(core.recoveries) >= (policy.max_failures if replaces else policy.max_restarts):
             what = "replacement" if replaces else "restart"
             core.lifecycle.remark = (
                 f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."

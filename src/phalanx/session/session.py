@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import CLUSTER_LEFT, Backend
-from phalanx.backends.ray.metrics import meters
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.declare.context import runs_inline
 from phalanx.errors import DeclarationError
@@ -20,6 +19,7 @@ from phalanx.session.background import Background, WorkQueue
 from phalanx.session.output import Display
 from phalanx.session.publisher import Publisher
 from phalanx.session.wait_threads import WaitThreads
+from phalanx.tracing.metric_buffer import meters
 from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
 

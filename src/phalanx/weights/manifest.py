@@ -139,7 +139,7 @@ class TensorLayout:
         return f"{self.dtype} {list(self.shape)}"
 
     @property
-    def ranks(self) -> str:
+    def holder_names(self) -> str:
         """The ranks that have a part, as text."""
         return rank_list(rank for rank, _ in self.holders)
 

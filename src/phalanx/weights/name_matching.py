@@ -218,7 +218,7 @@ class NameMatch:
                 return
         close = next((n for n in self._named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
         text = "no such name at the source" + (f" (it has {close}, for example)" if close else "")
-        self._faults.append(LayoutFault(name, str(layout), text, f"target {layout.ranks}"))
+        self._faults.append(LayoutFault(name, str(layout), text, f"target {layout.holder_names}"))
 
     def _feed(self, part: str, name: str, target_view: View | None) -> None:
         """Map ``part`` of the source to ``name``, or to its part under ``target_view``."""
@@ -232,7 +232,7 @@ class NameMatch:
             self.mappings[NameMapping(source, target, view, target_view)].append(Pair(origin, name))
             return
         text = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
-        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", text, f"target {target.ranks}")
+        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", text, f"target {target.holder_names}")
         self._faults.append(fault)
 
     def _find(self, part: str) -> tuple[str, TensorLayout, View | None] | None:

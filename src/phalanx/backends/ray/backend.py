@@ -41,6 +41,7 @@ from phalanx.backends.ray.ray_errors import (
 )
 from phalanx.backends.ray.worker_actor import actor_class
 from phalanx.errors import PlacementError
+from phalanx.tracing.metric_buffer import meters
 from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
@@ -165,7 +166,7 @@ class RayBackend:
         return self._connection.open
 
     def leave(self) -> None:
-        if metrics.meters.on:
+        if meters.on:
             self.export_metrics()
         self._agents.leave()
 
@@ -311,7 +312,7 @@ class RayBackend:
         if not self.connected():
             return None
         with contextlib.suppress(Exception):  # errors of monitoring must not end the driver
-            self._exporter = self._exporter or metrics.Exporter(metrics.meters)
+            self._exporter = self._exporter or metrics.Exporter(meters)
             self._exporter.flush()
         return metrics.EVERY_S
 
