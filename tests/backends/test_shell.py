@@ -1,16 +1,20 @@
-"""The worker actor without Ray: attributes of the user's object, and remote tracebacks."""
+"""The worker actor without Ray: attributes of the user's object, outputs, and remote tracebacks."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import phalanx
 from phalanx.backends.ray.ray_errors import remote_traceback
-from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor
+from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor, unpacked
+from phalanx.wire.messages import BackendRef
+from phalanx.worker.call_values import encoded
 
 HOME = Path(phalanx.__file__).parent
 
@@ -39,6 +43,32 @@ def test_the_actor_has_the_attributes_of_the_users_object_once_it_was_constructe
 def test_a_missing_attribute_is_an_error_of_the_actor(instances: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError, match=f"'WorkerActor' object has no attribute '{name}'"):
         getattr(shell(WorkerActor, instances), name)
+
+
+@pytest.mark.parametrize(
+    ("output", "is_packed"),
+    [
+        (None, True),
+        ("text", True),
+        ([1, {"a": 2.5}], True),
+        (np.arange(6)[::2], True),
+        (b"bytes", False),
+        (np.ones(1 << 17, np.uint8), False),
+        (BackendRef("reference"), False),
+    ],
+)
+def test_small_outputs_are_sent_as_bytes_and_all_arrive_as_they_were(output: Any, is_packed: bool) -> None:
+    class Runtime:
+        def run(self, _: object) -> Any:
+            return encoded(output)
+
+    actor = shell(WorkerActor, {})
+    actor._runtime = Runtime()
+    sent = actor._px_call(b"message")
+    (arrived,) = unpacked([pickle.loads(pickle.dumps(sent, 5))])
+
+    assert (isinstance(sent, bytes) and sent != b"bytes") == is_packed
+    np.testing.assert_equal(arrived, output)
 
 
 def test_a_remote_traceback_begins_with_the_users_code() -> None:

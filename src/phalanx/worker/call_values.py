@@ -21,7 +21,7 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
+from phalanx.wire.codec import PLAIN_HEAD, Externalize, decode, decoding, encode
 from phalanx.wire.messages import (
     BackendRef,
     JoinedPlaceholder,
@@ -36,6 +36,7 @@ Fetch = Callable[[Sequence[Any]], list[Any]]
 
 #: Types of outputs that are sent without being encoded.
 PLAIN = (type(None), bool, int, float, str, bytes)
+_REFS: Externalize = {BackendRef: lambda ref: ref}
 
 
 def decoded(
@@ -154,7 +155,7 @@ def encoded(result: Any) -> Any:
 
     The backend pickles the references in it, because it counts their holders.
     """
-    return result if type(result) in PLAIN else encode(result, externalize={BackendRef: lambda ref: ref})
+    return result if type(result) in PLAIN else encode(result, externalize=_REFS)
 
 
 def described(result: Any) -> tuple[PartInfo, Any]:

@@ -39,7 +39,7 @@ from phalanx.backends.ray.ray_errors import (
     outcome_of,
     with_post_mortem,
 )
-from phalanx.backends.ray.worker_actor import actor_class
+from phalanx.backends.ray.worker_actor import actor_class, unpacked
 from phalanx.errors import PlacementError
 from phalanx.tracing.metric_buffer import meters
 from phalanx.wire.messages import OUTPUT, Message
@@ -250,12 +250,16 @@ class RayBackend:
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         self._connection.check()
         try:
-            return private.get(list(refs), timeout=timeout)
+            values = private.get(list(refs), timeout=timeout)
         except rayx.GetTimeoutError as error:
             raise NotReady from error
         except rayx.RayError as error:
             cause = getattr(error, "client_exc", None)  # an error of unpickling, which Ray wraps
             raise FetchFailed from cause if isinstance(cause, Exception) else error
+        try:
+            return unpacked(values)
+        except Exception as error:
+            raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         self._connection.check()
@@ -264,11 +268,10 @@ class RayBackend:
         return sorted(positions[ref] for ref in done), sorted(positions[ref] for ref in rest)
 
     def outcome(self, ref: Ref) -> RankOutcome:
-        self._connection.check()
         try:
-            return RankOutcome(private.get(ref))
-        except rayx.RayError as error:
-            return outcome_of(error)
+            return RankOutcome(*self.fetch([ref]))
+        except FetchFailed as error:
+            return outcome_of(error.__cause__ or error)
 
     def disregard(self, refs: Sequence[Ref]) -> None:
         if not self.connected() or not refs:

@@ -59,7 +59,7 @@ def log_once() -> None:
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
-    """Return the outcome of a call for which Ray raised ``error``."""
+    """Return the outcome of a call for which Ray raised ``error``, or whose output raised it when unpickled."""
     if isinstance(error, rayx.RayTaskError):
         cause: Any = error.cause
         if isinstance(cause, RankFailure):
@@ -68,9 +68,9 @@ def outcome_of(error: BaseException) -> RankOutcome:
             report = replace(capture(cause).report, traceback=remote_traceback(str(error)))
             return RankOutcome(failure=RankFailure(report))
         return RankOutcome(failure=capture(error))
-    if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
-        return RankOutcome(failure=undecodable(error.client_exc))  # an error of unpickling, which Ray wraps
-    return RankOutcome(lost=lost_of(error))
+    if isinstance(error, rayx.RayError):
+        return RankOutcome(lost=lost_of(error))
+    return RankOutcome(failure=undecodable(error))
 
 
 def remote_traceback(text: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import glob
 import os
+import pickle
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -22,10 +23,15 @@ from phalanx.backends.ray.ray_errors import log_once
 from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotInfo
-from phalanx.wire.codec import encode
+from phalanx.wire.codec import Encoded, encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
+
+_ATOMS = (type(None), bool, int, float, str)
+_PACKED_BYTES = 64 << 10
+_MARK = b"\x93phalanx\xd1\x0b\xe4\x8f\x1a\xc6\x55\x02"
+"""First bytes of a packed output. Bytes of users do not begin with it."""
 
 
 class RayServices:
@@ -70,7 +76,7 @@ class RayServices:
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:
-            return private.get(list(refs), timeout=timeout)
+            return unpacked(private.get(list(refs), timeout=timeout))
         except RayTaskError as error:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
@@ -97,6 +103,27 @@ def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
 @functools.lru_cache(maxsize=4096)
 def _named_message(task: str) -> Message:
     return Message(task.partition(".")[2])
+
+
+def _packed(output: Value) -> Value:
+    """Return a small output as bytes, which Ray passes on without pickling them; other outputs as they are."""
+    if type(output) is tuple:  # (description, output)
+        return output[0], _packed(output[1])
+    if isinstance(output, Encoded):
+        is_small = output.nbytes <= _PACKED_BYTES and not output.tokens
+    else:
+        is_small = isinstance(output, _ATOMS)
+    return _MARK + pickle.dumps(output, pickle.HIGHEST_PROTOCOL) if is_small else output
+
+
+def unpacked(values: Sequence[Value]) -> list[Value]:
+    """Return values from Ray, with packed outputs decoded."""
+    return [
+        pickle.loads(memoryview(value)[len(_MARK) :])
+        if isinstance(value, bytes) and value.startswith(_MARK)
+        else value
+        for value in values
+    ]
 
 
 class _Actor:
@@ -136,14 +163,16 @@ class WorkerActor(_Actor):
     """
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._runtime.run(_message(data, refs))
+        return _packed(self._runtime.run(_message(data, refs)))
 
     @classmethod
     def _px_named_call(cls) -> Value:
-        return cls._px_host.run(_message())
+        return _packed(cls._px_host.run(_message()))
 
     def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> Generator[Value]:
-        yield from self._runtime.stream(_message(data, refs))
+        with contextlib.closing(self._runtime.stream(_message(data, refs))) as items:
+            for item in items:
+                yield _packed(item)
 
 
 async def _there(refs: list[Any]) -> None:
@@ -189,17 +218,17 @@ class AsyncWorkerActor(_Actor):
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._px_come(refs)
-        return await self._runtime.run_async(_message(data, refs))
+        return _packed(await self._runtime.run_async(_message(data, refs)))
 
     async def _px_named_call(self) -> Value:
         await self._px_come(())
-        return await self._runtime.run_async(_message())
+        return _packed(await self._runtime.run_async(_message()))
 
     async def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
         await self._px_come(refs)
         async with contextlib.aclosing(self._runtime.stream_async(_message(data, refs))) as items:
             async for item in items:
-                yield item
+                yield _packed(item)
 
 
 _AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
