@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 import cloudpickle
@@ -179,7 +179,8 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Value) -> Any:
         kind = type(obj)
-        if kind is OrderedDict:  # a module has ten of them
+        # Without cloudpickle's own checks: a module has ten of the former, every tensor one of the latter.
+        if kind is OrderedDict or (kind is FunctionType and obj.__module__ == unpack.__name__):
             return NotImplemented
         is_torch = is_tensor(obj)
         externalize = self._externalize.get(kind)

@@ -157,7 +157,8 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
             array = np.ascontiguousarray(array)
 
     def read() -> Value:
-        return array.transpose(_slowest_first(array)).reshape(-1).view(np.uint8)
+        flat = array if strides is None else array.transpose(_slowest_first(array))
+        return flat.reshape(-1).view(np.uint8)
 
     place = sink.place_of(array, None, array.__array_interface__["data"][0], array.nbytes, read)
     return unpack.array, (place, name, array.shape, strides)
