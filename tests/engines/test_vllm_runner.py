@@ -173,6 +173,20 @@ def test_steps_return_tokens_with_their_weight_version_and_a_load_pauses_the_eng
     assert llm.calls[-1] == "resume_generation"
 
 
+def test_a_step_returns_the_tokens_of_all_answers_that_vllm_samples_together(runner: VllmRunner) -> None:
+    begins = threading.Event()
+    runner._loop.call_soon_threadsafe(begins.wait)
+    runner.add([answer(1), answer(2)])
+
+    async def step() -> Any:
+        pending = asyncio.ensure_future(runner.step())
+        await asyncio.sleep(0)
+        begins.set()
+        return await asyncio.wait_for(pending, 10)
+
+    assert [one.answer.key for one in asyncio.run(step())] == [1, 2]
+
+
 BOTH = ["weights", "kv_cache"]
 
 

@@ -24,6 +24,7 @@ from phalanx.engines.engine_types import Capabilities, Decode, Vocabulary, end_t
 from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
 from phalanx.engines.vllm.vllm_weights import EXTENSION, Location, location_of
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
+from phalanx.worker.bootstrap import importing
 from phalanx.worker.control import MARK_VARIABLE
 
 _CPU_CACHE_BYTES = 512 << 20
@@ -64,7 +65,8 @@ class VllmRunner(ModelRunner):
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
         self.llm: Any = None
         try:
-            self.wait(self._start(_engine_arguments(model, options)))
+            with importing():
+                self.wait(self._start(_engine_arguments(model, options)))
         except BaseException:
             self.close()
             raise
@@ -119,28 +121,38 @@ class VllmRunner(ModelRunner):
             prompt = {"type": "token", "prompt_token_ids": answer.so_far, "arrival_time": time.time()}
             params = sampling_params(answer, self.vocabulary, seeds=self._seeds)
             async for output in self.llm.generate(prompt, params, name):
-                self._complete_step(sampled_tokens(answer, output.outputs[0], self._version))
+                self._collect(sampled_tokens(answer, output.outputs[0], self._version))
         except Exception as error:
             why = f"vLLM raised {type(error).__name__}: {error}"
             if self.llm.errored:
                 self._broken = why
-                self._complete_step(())  # the next step raises the error
+                self._collect(())  # the next step raises the error
             else:
-                self._complete_step([SampledToken(answer, None, finish="error", error=why)])
+                self._collect([SampledToken(answer, None, finish="error", error=why)])
 
-    def _complete_step(self, sampled: Iterable[SampledToken]) -> None:
-        """Complete the pending step with the sampled tokens."""
+    def _collect(self, sampled: Iterable[SampledToken]) -> None:
+        """Add tokens for the pending step, which ends when the tokens of all answers are here."""
         with self._lock:
+            is_first = not self._sampled
             self._sampled += sampled
+        if is_first:
+            self._loop.call_soon(self._complete_step)
+
+    def _is_pending(self) -> bool:
+        return bool(self._running) and not (self._sampled or self._is_held or self._broken)
+
+    def _complete_step(self) -> None:
+        """End the pending step, if there is a reason."""
+        with self._lock:
+            if self._waiter is None or self._is_pending():
+                return
             waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.get_loop().call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+        waiter.get_loop().call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
 
     async def step(self) -> Iterable[SampledToken]:
         self._check()
         with self._lock:
-            is_pending = self._running and not (self._sampled or self._is_held or self._broken)
-            waiter = self._waiter = asyncio.get_running_loop().create_future() if is_pending else None
+            waiter = self._waiter = asyncio.get_running_loop().create_future() if self._is_pending() else None
         if waiter is not None:
             await waiter
         with self._lock:
@@ -151,8 +163,7 @@ class VllmRunner(ModelRunner):
         for answer in answers:
             if answer.key in self._running:
                 self._running.pop(answer.key).cancel()
-        if not self._running:
-            self._complete_step(())
+        self._complete_step()
 
     def weights_changed(self) -> None:
         """Do nothing: :meth:`load` drops vLLM's results of the old weights."""
@@ -161,7 +172,7 @@ class VllmRunner(ModelRunner):
         if not self._is_held and self._broken is None:
             self.wait(self.llm.pause_generation(mode="keep", clear_cache=False))
         self._is_held = True
-        self._complete_step(())
+        self._complete_step()
 
     def release(self) -> None:
         if self._is_held and self._broken is None:
@@ -180,7 +191,7 @@ class VllmRunner(ModelRunner):
             self.wait(self._load(location, version))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
-            self._complete_step(())  # so that running answers raise WeightsTorn
+            self._complete_step()  # so that running answers raise WeightsTorn
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: Location, version: int) -> None:

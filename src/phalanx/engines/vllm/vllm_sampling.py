@@ -63,8 +63,8 @@ def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[Sample
             yield SampledToken(answer, token, finish=finish, version=version)
             continue
         log_probs: dict[int, Any] = output.logprobs[index]
-        likeliest = sorted(log_probs.items(), key=lambda pair: pair[1].rank)[:count]
-        top = {other: entry.logprob for other, entry in likeliest} or None
+        likeliest = sorted(log_probs, key=lambda other: log_probs[other].rank)[:count] if count else ()
+        top = {other: log_probs[other].logprob for other in likeliest} or None
         yield SampledToken(answer, token, log_probs[token].logprob, top, finish, version)
 
 
