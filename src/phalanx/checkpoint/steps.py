@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -287,22 +288,20 @@ def read_step(path: str, step: int | None = None) -> Step:
 
 def listed(path: str) -> list[Step]:
     """Return all steps of a path: committed steps in the order of their commits, then incomplete ones."""
-    found = find_steps(Storage(path))
-    committed = in_order(found)
-    return [*committed, *(one for one in found if one not in committed)]
+    return find_steps(Storage(path))
 
 
 def find_steps(storage: Storage) -> list[Step]:
-    """Return all steps of a path, by the names of their folders."""
+    """Return all steps of a path, by the names of their folders, in the order of :func:`listed`."""
     matches = [match for name in storage.names() if (match := _NAME.fullmatch(name))]
-    return [_found(storage.below(match[0]), int(match[1])) for match in matches]
+    found = [_found(storage.below(match[0]), int(match[1])) for match in matches]
+    return sorted(found, key=lambda one: one.serial or math.inf)
 
 
 def in_order(found: Sequence[Step]) -> list[Step]:
-    """Return the committed steps in the order of their commits; of a step committed again only the last commit."""
-    committed = sorted((one for one in found if one.serial), key=lambda one: one.serial)
-    last = {one.number: one for one in committed}
-    return [one for one in committed if last[one.number] is one]
+    """Return the committed steps among all steps; of a step committed again only the last commit."""
+    last = {one.number: one for one in found if one.serial}
+    return [one for one in found if last.get(one.number) is one]
 
 
 def expired(found: Sequence[Step], keep: int | None) -> list[Step]:
@@ -310,8 +309,7 @@ def expired(found: Sequence[Step], keep: int | None) -> list[Step]:
     kept = in_order(found)
     whole = [one for one in kept if one.whole]
     oldest = whole[-keep].serial if keep is not None and len(whole) > keep else 0
-    gone = [one for one in found if one.serial and (one not in kept or one.serial < oldest)]
-    return sorted(gone, key=lambda one: one.serial)
+    return [one for one in found if one.serial and (one not in kept or one.serial < oldest)]
 
 
 def _found(storage: Storage, number: int) -> Step:
