@@ -249,21 +249,6 @@ def _call_ranks(
     return _results([_send(group, title, handler, each, *args)], title)[0]
 
 
-def _plan_group(group: Ranks, title: str, save: str, *, model: bool) -> dict[str, list[SavePlan]]:
-    """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
-    ranks = range(len(group.ranks))
-    plans: list[dict[str, SavePlan]] = _call_ranks(
-        group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
-    )
-    for rank, one in zip(group.ranks, plans, strict=True):
-        if one.keys() != plans[0].keys():
-            raise CheckpointError(
-                f"rank {rank} has a state of the roles {sorted(one)}, and rank {group.ranks[0]} of "
-                f"{sorted(plans[0])}; every rank must have the same roles"
-            )
-    return {role: [one[role] for one in plans] for role in plans[0]}
-
-
 def begin_save(
     groups: Mapping[str, Ranks],
     path: str,
@@ -338,11 +323,20 @@ class _GroupSave:
     def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool, model: bool) -> None:
         self.group, self._writer, self._prefix, self._staged = group, writer, prefix, staged
         title = f"save {group.name!r} step {writer.step}"
-        save = f"{writer.folder}/{prefix}"
+        save, ranks = f"{writer.folder}/{prefix}", range(len(group.ranks))
+        offered: list[dict[str, SavePlan]] = _call_ranks(
+            group, f"{title}: plan", handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
+        )
+        for rank, one in zip(group.ranks, offered, strict=True):
+            if one.keys() != offered[0].keys():
+                raise CheckpointError(
+                    f"rank {rank} has a state of the roles {sorted(one)}, and rank {group.ranks[0]} of "
+                    f"{sorted(offered[0])}; every rank must have the same roles"
+                )
         plans: dict[str, list[SavePlan]] = {}
         self._metadata: dict[str, Metadata] = {}
-        for role, offered in _plan_group(group, f"{title}: plan", save, model=model).items():
-            merged, self._metadata[role] = merge_plans(offered)
+        for role in offered[0]:
+            merged, self._metadata[role] = merge_plans([one[role] for one in offered])
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
         self._notes = Storage(f"{writer.folder}/{prefix}.notes")
@@ -350,7 +344,7 @@ class _GroupSave:
             self._notes.make("")
             self._notes.mark(CONTINUE)
         self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
-        each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
+        each = [{role: one[index] for role, one in plans.items()} for index in ranks]
         title, notes = (f"{title}: staged", self._notes.root) if staged else (f"{title}: written", "")
         self.call = _send(group, title, handlers.write, each, save, folders, notes)
 
