@@ -8,7 +8,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -102,7 +101,17 @@ class CheckpointManager:
                 raise DeclarationError(
                     f"{_VERB}(groups={{{name!r}: ...}}): a name must not be empty, '.', '..' or contain '/'"
                 )
-        self._driver = _DriverPart(self._groups, state, tuple(channels), staleness)
+        self._state = _checked_state(state)
+        self._state_owner: Any = stateful(self._state)
+        self._channels, self._staleness = tuple(channels), staleness
+        if len({channel.name for channel in self._channels}) < len(self._channels):
+            raise DeclarationError(f"{_VERB}(channels=): two channels have the same name; pass each once")
+        try:
+            check_owned(self._channels, staleness)
+        except ChannelError as error:
+            raise DeclarationError(
+                f"{_VERB}: {error}; the driver that saves a run has to create its channels and its staleness"
+            ) from None
         self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
@@ -146,7 +155,7 @@ class CheckpointManager:
         if step is None and not any(found.committed for found in listed(self.path)):
             return None
         saved = read_step(self.path, step)
-        restore = self._driver.load(saved)
+        restore = self._read_driver(saved)
         groups = self._groups.items()
         load_groups([GroupLoad.of_step(group, saved, name, parts.get(name)) for name, group in groups])
         restore()
@@ -159,7 +168,95 @@ class CheckpointManager:
     def _begin(self, step: int, cancelled: threading.Event | None = None) -> Callable[[], Step]:
         self._check_open()
         self._settle()
-        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._driver.save)
+        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._write_driver)
+
+    def _write_driver(self, writer: StepWriter) -> None:
+        """Add the driver's part to a step. Channels and staleness are of the same moment.
+
+        Raises:
+            CheckpointError: if a value of the state cannot be pickled.
+            ChannelError: if the bytes of a channel's items cannot be read.
+        """
+        values: dict[str, bytes] = {}
+        for name, value in self._state_owner.state_dict().items():
+            try:
+                values[name] = cloudpickle.dumps(value, 5)
+            except Exception as error:
+                raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
+        names = [str(name) for name in self._state]
+        writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
+        writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
+        has_staleness = self._staleness is not None
+        flow = snapshot(self._channels, self._staleness) if self._channels or has_staleness else b""
+        cores = {name: group.core for name, group in self._groups.items()}
+        versions = {name: _newest(core.had_weights, core.published_weights) for name, core in cores.items()}
+        content = tuple(channel.name for channel in self._channels), has_staleness, flow, versions
+        writer.write(_CHANNELS, pickle.dumps(content, 5))
+
+    def _read_driver(self, step: Step) -> Callable[[], None]:
+        """Read the driver's part, check that it fits, and return a function that restores it. Versions never decrease.
+
+        Raises:
+            CheckpointMismatch: if the run has other names of groups, state or channels, or a staleness and the step
+                has none, or vice versa.
+            CheckpointError: if a value of the state or of a channel cannot be unpickled here.
+            DeclarationError: if a channel or the staleness was used already.
+        """
+        if _DRIVER not in step.parts:
+            raise CheckpointMismatch(
+                f"{step.folder} was not saved by a {_VERB}: it has {_names(step.parts)}; load it with px.load"
+            )
+        _, saved, generators = pickle.loads(step.read(_STATE))
+        _check_names("groups", saved_groups(step), self._groups)
+        _check_names("state", saved, self._state)
+        if _CHANNELS in step.files:
+            channels, has_staleness, flow, versions = pickle.loads(step.read(_CHANNELS))
+            _check_names("channels", channels, [channel.name for channel in self._channels])
+            if has_staleness != (self._staleness is not None):
+                had, has = ("a", "no") if has_staleness else ("no", "a")
+                raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+        else:  # format 1
+            flow, versions = b"", {}
+            if self._channels or self._staleness is not None:
+                _log.warning("%s is of format 1: its channels and staleness are not restored", step.folder)
+        self._check_unused()
+        try:
+            content = read(flow) if flow else None
+        except ChannelError as error:
+            raise CheckpointError(
+                f"the channels of {step.folder} cannot be restored here: {error}"
+            ) from error
+        values: dict[str, Any] = {}
+        for name, data in saved.items():
+            try:
+                values[name] = pickle.loads(data)
+            except Exception as error:
+                raise CheckpointError(
+                    f"{name!r} of the driver's state cannot be read here: {error}"
+                ) from error
+        if isinstance(generators.get("torch"), bytes):  # format 1
+            generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
+
+        def put() -> None:
+            if content is not None:
+                restore_values(content, self._channels, self._staleness)
+            for name, group in self._groups.items():
+                numbers = group.core.published_weights
+                numbers.update(_newest(numbers, versions.get(name, {})))
+            self._state_owner.load_state_dict(values)
+            _generators().load_state_dict(generators)  # last: loading may draw random numbers
+
+        return put
+
+    def _check_unused(self) -> None:
+        used = [f"channel {channel.name!r}" for channel in self._channels if channel.items.submitted]
+        if self._staleness is not None and self._staleness.stats.rows.submitted:
+            used.append("the staleness")
+        if used:
+            raise DeclarationError(
+                f"run.resume: {used[0]} cannot be restored, because it was used already; resume before "
+                "channels and staleness are used"
+            )
 
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
@@ -243,127 +340,17 @@ class RunSave:
         return self._run._pending
 
 
-@dataclass
-class _DriverPart:
-    """The driver's part of a run, with the arguments of ``CheckpointManager``.
-
-    Raises:
-        DeclarationError: if ``state`` has no state, two channels have the same name, or another process owns a channel
-            or the staleness.
-    """
-
-    groups: Mapping[str, Ranks]
-    state: Any
-    channels: Sequence[Channel]
-    staleness: StalenessManager | None
-
-    def __post_init__(self) -> None:
-        if self.state is None:
-            self.state = {}
-        elif ways_of(self.state) is not None:
-            self.state = {"state": self.state}
-        if not isinstance(self.state, MutableMapping):
-            raise DeclarationError(
-                f"{_VERB}(state={type(self.state).__name__}): pass an object with state_dict() and "
-                "load_state_dict(), a random generator, or a dict of these and of plain values"
-            )
-        self._owner: Any = stateful(self.state)
-        if len({channel.name for channel in self.channels}) < len(self.channels):
-            raise DeclarationError(f"{_VERB}(channels=): two channels have the same name; pass each once")
-        try:
-            check_owned(self.channels, self.staleness)
-        except ChannelError as error:
-            raise DeclarationError(
-                f"{_VERB}: {error}; the driver that saves a run has to create its channels and its staleness"
-            ) from None
-
-    def save(self, writer: StepWriter) -> None:
-        """Add the current content to a step. Channels and staleness are of the same moment.
-
-        Raises:
-            CheckpointError: if a value of the state cannot be pickled.
-            ChannelError: if the bytes of a channel's items cannot be read.
-        """
-        values: dict[str, bytes] = {}
-        for name, value in self._owner.state_dict().items():
-            try:
-                values[name] = cloudpickle.dumps(value, 5)
-            except Exception as error:
-                raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
-        names = [str(name) for name in self.state]
-        writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
-        writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
-        has_staleness = self.staleness is not None
-        flow = snapshot(self.channels, self.staleness) if self.channels or has_staleness else b""
-        cores = {name: group.core for name, group in self.groups.items()}
-        versions = {name: _newest(core.had_weights, core.published_weights) for name, core in cores.items()}
-        content = tuple(channel.name for channel in self.channels), has_staleness, flow, versions
-        writer.write(_CHANNELS, pickle.dumps(content, 5))
-
-    def load(self, step: Step) -> Callable[[], None]:
-        """Read the content, check that it fits, and return a function that restores it. Versions never decrease.
-
-        Raises:
-            CheckpointMismatch: if the run has other names of groups, state or channels, or a staleness and the step
-                has none, or vice versa.
-            CheckpointError: if a value of the state or of a channel cannot be unpickled here.
-            DeclarationError: if a channel or the staleness was used already.
-        """
-        if _DRIVER not in step.parts:
-            raise CheckpointMismatch(
-                f"{step.folder} was not saved by a {_VERB}: it has {_names(step.parts)}; load it with px.load"
-            )
-        _, saved, generators = pickle.loads(step.read(_STATE))
-        _check_names("groups", saved_groups(step), self.groups)
-        _check_names("state", saved, self.state)
-        if _CHANNELS in step.files:
-            channels, has_staleness, flow, versions = pickle.loads(step.read(_CHANNELS))
-            _check_names("channels", channels, [channel.name for channel in self.channels])
-            if has_staleness != (self.staleness is not None):
-                had, has = ("a", "no") if has_staleness else ("no", "a")
-                raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
-        else:  # format 1
-            flow, versions = b"", {}
-            if self.channels or self.staleness is not None:
-                _log.warning("%s is of format 1: its channels and staleness are not restored", step.folder)
-        self._check_unused()
-        try:
-            content = read(flow) if flow else None
-        except ChannelError as error:
-            raise CheckpointError(
-                f"the channels of {step.folder} cannot be restored here: {error}"
-            ) from error
-        values: dict[str, Any] = {}
-        for name, data in saved.items():
-            try:
-                values[name] = pickle.loads(data)
-            except Exception as error:
-                raise CheckpointError(
-                    f"{name!r} of the driver's state cannot be read here: {error}"
-                ) from error
-        if isinstance(generators.get("torch"), bytes):  # format 1
-            generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
-
-        def put() -> None:
-            if content is not None:
-                restore_values(content, self.channels, self.staleness)
-            for name, group in self.groups.items():
-                numbers = group.core.published_weights
-                numbers.update(_newest(numbers, versions.get(name, {})))
-            self._owner.load_state_dict(values)
-            _generators().load_state_dict(generators)  # last: loading may draw random numbers
-
-        return put
-
-    def _check_unused(self) -> None:
-        used = [f"channel {channel.name!r}" for channel in self.channels if channel.items.submitted]
-        if self.staleness is not None and self.staleness.stats.rows.submitted:
-            used.append("the staleness")
-        if used:
-            raise DeclarationError(
-                f"run.resume: {used[0]} cannot be restored, because it was used already; resume before "
-                "channels and staleness are used"
-            )
+def _checked_state(state: Any) -> Mapping[str, Any]:
+    if state is None:
+        return {}
+    if ways_of(state) is not None:
+        return {"state": state}
+    if isinstance(state, MutableMapping):
+        return state
+    raise DeclarationError(
+        f"{_VERB}(state={type(state).__name__}): pass an object with state_dict() and load_state_dict(), a random "
+        "generator, or a dict of these and of plain values"
+    )
 
 
 def _check_names(kind: str, saved: Iterable[str], current: Iterable[str]) -> None:
