@@ -124,7 +124,7 @@ class ChannelStatus:
 class ChannelState:
     """A channel in which at most ``maxsize`` items or bytes wait; None: no bound. Leased items do not count.
 
-    ``reclaim`` is called with items that have ended, so that their bytes can be freed.
+    ``reclaim`` is called with items that have ended or are moved, so that the process that stored them frees them.
     """
 
     name: str = ""
@@ -229,6 +229,7 @@ class ChannelState:
         """Replace the payload of an item by its bytes, unless a consumer has taken the item and may read it."""
         taken = {units.number for units in self._taken}
         for item in (units.item for units in self._waiting if units.number == number not in taken):
+            self.reclaim(item)
             item.payload = payload
 
     def peer_died(self, peer: str, why: str) -> None:

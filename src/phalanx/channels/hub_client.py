@@ -60,8 +60,8 @@ _POOL_WAITS: Any = getattr(futures, "_worker").__code__  # noqa: B009
 _users: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of this process that use channels."""
 
-stored_items: dict[int, tuple[HubClient, str, Ref]] = {}
-"""Large items of this process by number: client and key of the channel, and the reference that keeps them alive."""
+stored_items: dict[int, tuple[HubClient, Ref]] = {}
+"""Large items of this process by number: client of the channel, and the reference that keeps them alive."""
 
 
 def reclaim(number: int) -> None:
@@ -126,7 +126,7 @@ class HubClient:
         self._free_items()
 
     def _free_items(self) -> None:
-        for number in [number for number, (client, *_) in [*stored_items.items()] if client is self]:
+        for number in [number for number, (client, _) in [*stored_items.items()] if client is self]:
             reclaim(number)
 
     def _flush(self, *requests: Request) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.values import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
-from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, reclaim, stored_items
+from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, stored_items
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
@@ -49,7 +49,7 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     backend = channel._backend
     StoreQuota(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
     ref, number = backend.put(encoded), next(_numbers)
-    stored_items[number] = channel._client(), channel._key, ref
+    stored_items[number] = channel._client(), ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
@@ -122,16 +122,11 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
     while True:
         answer = client.request(key, "leave", client.name)
         needed = answer[1] if answer[0] == "done" else []
-        if not needed:
-            own = (client, key)
-            for number in [number for number, stored in [*stored_items.items()] if stored[:2] == own]:
-                reclaim(number)
-            return 0
         for number, payload in needed:
             if handoff and payload is not None:
                 with contextlib.suppress(FetchFailed):
                     client.send(key, "move", number, to_bytes(backend, payload))
-        if time.monotonic() >= limit:
+        if not needed or time.monotonic() >= limit:
             return len(needed)
         time.sleep(_LOOKS_EVERY_S)
 
