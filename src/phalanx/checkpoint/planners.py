@@ -76,7 +76,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._leaves = dict(leaves)
         self.rank, self._alone = rank, alone
-        self._staged: dict[MetadataIndex, torch.Tensor | bytes] = {}
+        self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
 
     def create_local_plan(self) -> dcp.SavePlan:
         items: list[dcp.WriteItem] = []
@@ -98,19 +98,17 @@ class SavePlanner(dcp.DefaultSavePlanner):
         """Copy the items of the merged plan into host memory. ``buffers`` are reused by the next save."""
         for item in plan.items:
             data = self.resolve_data(item)
-            if isinstance(data, io.BytesIO):
-                self._staged[item.index] = data.getvalue()
-            else:
-                buffers[item.index] = self._staged[item.index] = host_copy(data, buffers.get(item.index))
+            if isinstance(data, torch.Tensor):
+                data = buffers[item.index] = host_copy(data, buffers.get(item.index))
+            self._staged[item.index] = data
         for index in buffers.keys() - self._staged.keys():
             del buffers[index]
         self._leaves = {}
 
     def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:
         index = write_item.index
-        staged = self._staged.get(index)
-        if staged is not None:
-            return io.BytesIO(staged) if isinstance(staged, bytes) else staged
+        if index in self._staged:
+            return self._staged[index]
         key = index.fqn if index.fqn in self._leaves else index.fqn.removesuffix(rank_key("", self.rank))
         value = self._leaves[key][1]
         if isinstance(value, LocalTensor):
