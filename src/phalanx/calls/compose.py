@@ -124,12 +124,12 @@ class Arguments:
         parts = value.parts
         if piece is not None:
             parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
-        sources = (
-            part.source if isinstance(part.source, bytes) else self._add(part.source) for part in parts
+        placed = (
+            (source if isinstance(source, bytes) else self._add(source), start, stop, whole)
+            for source, start, stop, whole in parts
         )
-        cuts = ((part.start, part.stop, part.whole) for part in parts)
         padding = None if piece is None else piece.pad_to_multiple
-        return JoinedPlaceholder(tuple(zip(sources, cuts, strict=True)), value.joined, padding)
+        return JoinedPlaceholder(tuple(placed), value.joined, padding)
 
     def _future(self, future: CallFuture) -> StoredPlaceholder | ResultOf:
         self._passes(future)

@@ -17,12 +17,11 @@ from phalanx.channels.hub_client import OWNER_DIED, HubObject, RemoteClient
 from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import source, unpack
 from phalanx.channels.staleness_state import RequestId
-from phalanx.collect.join import join_rows
-from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.value import Reduced, Value, checked_number
+from phalanx.worker.call_values import joined_parts
 from phalanx.worker.exit_hooks import current_closers
 
 NO_LENGTHS = (
@@ -145,7 +144,6 @@ class Batch(StoredParts):
             DeclarationError: if the batch was acknowledged or requeued before it was read.
         """
         if not self._value:
-            self._check_open()
             self._value.append(self._read())
         return self._value[0]
 
@@ -167,8 +165,7 @@ class Batch(StoredParts):
 
     def _read(self) -> Value:
         try:
-            values = [self._read_part(part) for part in self._ranges]
-            return join_rows(values) if self._is_cut else values[0] if self.joined else values
+            return joined_parts(self.parts, self.joined, self._backend.fetch)
         except FetchFailed:
             raise self._lose_unreadable() from None
         except DispatchError as error:
@@ -176,15 +173,6 @@ class Batch(StoredParts):
                 f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
-
-    @property
-    def _is_cut(self) -> bool:
-        """True if the value is a copy of rows: of a part of an item, or of several items."""
-        return self.joined and not (len(self._ranges) == 1 and self._ranges[0].whole)
-
-    def _read_part(self, part: RowRange) -> Value:
-        value = unpack(self._backend, part.item.payload, readonly=self._is_cut)
-        return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
 
     def _lose_unreadable(self) -> ItemsLost:
         """Requeue the readable items, and return the error that names the lost items."""

@@ -145,7 +145,7 @@ class JoinedPlaceholder:
     covers the whole part.
     """
 
-    parts: tuple[tuple[int | bytes, tuple[int, int, bool]], ...]
+    parts: tuple[tuple[int | bytes, int, int, bool], ...]
     joined: bool
     pad_to_multiple: int | None = None
 

@@ -68,7 +68,7 @@ class _Placeholders:
         """Return the value of a placeholder."""
         match token:
             case StoredPlaceholder(index):
-                return self._fetch([self._refs[index]])[0]
+                return self._values([index])[0]
             case RefPlaceholder(index):
                 return self._refs[index]
             case ResultOf():
@@ -76,31 +76,17 @@ class _Placeholders:
                     self._share(token, *token.share) if token.infos and token.share else self._result(token)
                 )
             case JoinedPlaceholder():
-                return self._assembled(token)
+                return joined_parts(token.parts, token.joined, self._values, token.pad_to_multiple)
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
-    def _assembled(self, value: JoinedPlaceholder) -> Any:
-        """Return stored parts, joined or as a list. A join copies, so its parts may be views."""
-        copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
-        parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
-        if not value.joined:
-            return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
-        joined = join_rows(parts) if copied else parts[0]
-        return pad_rows(joined, value.pad_to_multiple)
-
-    def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
-        with _decoding_parts(copied=copied or not whole):
-            part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
-        if whole:
-            return part
-        rows = slice_rows(part, start, stop)  # a view
-        return rows if copied else join_rows([rows])
+    def _values(self, indices: Sequence[int]) -> list[Any]:
+        return self._fetch([self._refs[index] for index in indices])
 
     def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or a shard of it."""
         with _decoding_parts(copied=result.gather.collect == "join" or result.share is not None):
-            outputs = self._fetch([self._refs[i] for i in result.parts])
+            outputs = self._values(result.parts)
         value = gather(result.gather, outputs)
         if result.share is None:
             return value
@@ -118,20 +104,50 @@ class _Placeholders:
         self, result: ResultOf, index: int, count: int, pad_to_multiple: int | None, expected_rows: int | None
     ) -> Any:
         """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
-        infos: list[PartInfo] = self._fetch([self._refs[i] for i in result.infos])
+        infos: list[PartInfo] = self._values(result.infos)
         if only_settings(infos):
-            return self._fetch([self._refs[result.parts[0]]])[0]
+            return self._values([result.parts[0]])[0]
         share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
         self._check_rows(padded_size(sum(len(rows) for _, rows in share.rows), pad_to_multiple))
         in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
-            parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
+            parts = self._values([result.parts[place] for place, _ in share.rows])
         taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
         received.nbytes -= sum(_unread_bytes(infos[place], len(rows)) for place, rows in share.rows)
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)
         return pad_rows(rows, pad_to_multiple)
+
+
+def joined_parts(
+    parts: Sequence[tuple[Any, int, int, bool]],
+    joined: bool,
+    fetch: Fetch,
+    pad_to_multiple: int | None = None,
+) -> Any:
+    """Return the rows of stored parts, joined, or the list of the parts. A join copies, so its parts may be views.
+
+    Args:
+        parts: encoded bytes or reference of each part, its row range, and whether the range covers the whole part.
+        joined: whether rows are joined.
+        fetch: returns the values of references.
+        pad_to_multiple: the result repeats rows or parts, so that their number is a multiple of this.
+    """
+    copied = joined and (len(parts) > 1 or pad_to_multiple is not None)
+    values = [_part(*part, fetch, copied) for part in parts]
+    if not joined:
+        return [values[i % len(values)] for i in range(padded_size(len(values), pad_to_multiple))]
+    return pad_rows(join_rows(values) if copied else values[0], pad_to_multiple)
+
+
+def _part(source: Any, start: int, stop: int, whole: bool, fetch: Fetch, copied: bool) -> Any:
+    with _decoding_parts(copied=copied or not whole):
+        part = decode(source) if isinstance(source, bytes) else fetch([source])[0]
+    if whole:
+        return part
+    rows = slice_rows(part, start, stop)  # a view
+    return rows if copied else join_rows([rows])
 
 
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
