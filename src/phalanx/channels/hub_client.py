@@ -64,11 +64,6 @@ stored_items: dict[int, tuple[HubClient, Ref]] = {}
 """Large items of this process by number: client of the channel, and the reference that keeps them alive."""
 
 
-def reclaim(number: int) -> None:
-    """Free a stored item."""
-    stored_items.pop(number, None)
-
-
 def _answer_within(seconds: float | None, future: Future[Any]) -> tuple[Any, ...] | None:
     try:
         return future.result(seconds)
@@ -127,7 +122,7 @@ class HubClient:
 
     def _free_items(self) -> None:
         for number in [number for number, (client, _) in [*stored_items.items()] if client is self]:
-            reclaim(number)
+            stored_items.pop(number, None)
 
     def _flush(self, *requests: Request) -> None:
         """Send the deferred requests, and then others."""
@@ -150,7 +145,7 @@ class HubClient:
 
     def _receive_answer(self, ticket: int | None, result: Any) -> None:
         if ticket is None:
-            reclaim(result)
+            stored_items.pop(result, None)
             return
         future = self._futures.pop(ticket, None)
         if future is None:
