@@ -289,16 +289,12 @@ def connect(address: HubAddress, name: str) -> HubConnection:
     """Return an authenticated connection, once the hub has capacity for it.
 
     Raises:
-        OSError: if no hub listens there, or it has another key.
+        OSError, EOFError, AuthenticationError: if no hub listens there, or it has another key.
     """
     sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
     sock.settimeout(None)
     connection = HubConnection(sock, may_wait=True)
-    try:
-        connection.introduce(address.key, name)
-    except (OSError, EOFError, AuthenticationError) as error:
-        connection.close()
-        raise ConnectionError(str(error)) from error
+    connection.introduce(address.key, name)
     return connection
 
 

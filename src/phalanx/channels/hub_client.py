@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import thread as futures
 from functools import cached_property
+from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, Ref
@@ -166,7 +167,7 @@ class RemoteClient(HubClient):
         super().__init__(None)
         self._lock = threading.Lock()
         self._connection: HubConnection | None = None
-        with contextlib.suppress(OSError):  # nothing listens there any more
+        with contextlib.suppress(OSError, EOFError, AuthenticationError):  # that hub has ended
             self._connection = connect(address, self.name)
             threading.Thread(target=self._receive, name="phalanx-channels", daemon=True).start()
             closers = current_closers()
@@ -222,7 +223,6 @@ class Hubs:
     def __init__(self) -> None:
         self._hub = Hub()
         self._services: dict[Backend, tuple[Any, HubAddress]] = {}
-        self._pid = os.getpid()
         self._remote: dict[HubAddress, RemoteClient] = {}
         self._shared: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -258,8 +258,6 @@ class Hubs:
     def remote(self, address: HubAddress) -> RemoteClient:
         """Return the client for the hub of another process."""
         with self._lock:
-            if self._pid != os.getpid():  # a fork must not use the connections of its parent
-                self._pid, self._remote = os.getpid(), {}
             if address not in self._remote:
                 self._remote[address] = RemoteClient(address)
             return self._remote[address]
@@ -267,6 +265,7 @@ class Hubs:
 
 hubs = Hubs()
 """Hubs that this process uses."""
+os.register_at_fork(after_in_child=hubs._remote.clear)  # a fork must not use the connections of its parent
 
 
 class HubObject:
