@@ -15,7 +15,7 @@ from phalanx.calls.values import StoredPart, StoredParts
 from phalanx.channels.channel_state import RowRange
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, RemoteClient
 from phalanx.channels.live_channels import lost_items
-from phalanx.channels.payloads import source, unpack
+from phalanx.channels.payloads import source
 from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
@@ -119,15 +119,13 @@ class Batch(StoredParts):
         """
         self._check_open()
         try:
-            return [
-                # an item without rows is a range of one unit
-                StoredPart(
-                    source(self._backend, part.item.payload), part.start, part.start + part.rows, part.whole
-                )
-                for part in self._ranges
-            ]
+            return [self._stored(part) for part in self._ranges]
         except FetchFailed:
             raise self._lose_unreadable() from None
+
+    def _stored(self, part: RowRange) -> StoredPart:
+        stop = part.start + part.rows  # an item without rows is a range of one unit
+        return StoredPart(source(self._backend, part.item.payload), part.start, stop, part.whole)
 
     @property
     def backend(self) -> str:
@@ -180,7 +178,7 @@ class Batch(StoredParts):
         unreadable: list[int] = []
         for part in self._ranges:
             try:
-                unpack(self._backend, part.item.payload, readonly=True)
+                joined_parts([self._stored(part)], False, self._backend.fetch)
             except FetchFailed:
                 unreadable.append(part.number)
         self._open, self._end = False, "requeued"

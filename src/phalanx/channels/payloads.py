@@ -20,7 +20,7 @@ from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, stored_it
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import decode, decoding, encode
+from phalanx.wire.codec import decoding, encode
 from phalanx.wire.value import Value
 from phalanx.worker.exit_hooks import current_closers
 
@@ -53,26 +53,18 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
-def unpack(backend: Backend, payload: Payload, readonly: bool = False) -> Value:
-    """Return the value of a payload.
-
-    Raises:
-        FetchFailed: if the process that stored the bytes died, or is this process and has freed them.
-    """
-    stored = source(backend, payload)
-    with decoding(readonly=readonly):
-        return decode(stored) if isinstance(stored, bytes) else backend.fetch([stored])[0]
-
-
 def to_bytes(backend: Backend, payload: Payload) -> bytes:
     """Return a payload as bytes.
 
     Raises:
         FetchFailed: if the process that stored the bytes died, or is this process and has freed them.
     """
-    if isinstance(payload, bytes):
-        return payload
-    return encode(unpack(backend, payload, readonly=True)).to_bytes()
+    stored = source(backend, payload)
+    if isinstance(stored, bytes):
+        return stored
+    with decoding(readonly=True):
+        value = backend.fetch([stored])[0]
+    return encode(value).to_bytes()
 
 
 def source(backend: Backend, payload: Payload) -> bytes | Ref:

@@ -417,8 +417,7 @@ class PathLock:
             self._users -= 1
             if self._users or self._pid != os.getpid():  # a forked process has only a copy
                 return
-            if _locks.get(self._key) is self:
-                del _locks[self._key]
+            _locks.pop(self._key, None)
             if self._storage.is_local:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, 0)
