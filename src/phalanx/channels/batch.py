@@ -155,11 +155,11 @@ class Batch(StoredParts):
                 f"this batch of channel {self._channel._name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
-        client = self._channel._client()
-        is_stored = any(not isinstance(part.item.payload, bytes) for part in self._ranges)
-        # stored bytes were freed with the hub, and a fetch of bytes that this process has freed may never return
-        if is_stored and isinstance(client, RemoteClient) and client.died:
-            raise self._channel._closed(OWNER_DIED[0])
+        if any(not isinstance(part.item.payload, bytes) for part in self._ranges):
+            client = self._channel._client()
+            # stored bytes were freed with the hub, and a fetch of bytes that this process has freed may never return
+            if isinstance(client, RemoteClient) and client.died:
+                raise self._channel._closed(OWNER_DIED[0])
 
     def _read(self) -> Value:
         try:

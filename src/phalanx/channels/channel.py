@@ -156,13 +156,13 @@ class Channel(HubObject):
     ) -> PendingRequest[tuple[int, int]]:
         """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
         timeout = checked_timeout(timeout, "Channel.put")
-        client, key = self._client(), self._key
         packed = pack(self, item, self._lengths)
-        if isinstance(packed[0], StoredPayload):
-            # On the inline backend no consumer could take items while a rank closes.
-            leave_at_exit(client, self._backend, key, self._handoff or client.is_local)
         pending = PendingRequest(self, timeout, self._accepted, "put", packed, leased)
-        pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
+        if isinstance(packed[0], StoredPayload):
+            pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
+            client = self._client()
+            # On the inline backend no consumer could take items while a rank closes.
+            leave_at_exit(client, self._backend, self._key, self._handoff or client.is_local)
         return pending
 
     def _accepted(self, request: RequestId, answer: tuple[Any, ...]) -> tuple[int, int]:
