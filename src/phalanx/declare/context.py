@@ -11,6 +11,7 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
+from phalanx.wire.messages import RankConfig
 
 
 class Siblings(dict[str, Any]):
@@ -32,13 +33,10 @@ class Siblings(dict[str, Any]):
 
 
 @dataclass
-class WorkerContext:
+class WorkerContext(RankConfig):
     """Identity of a worker: its place in the group, and the state that it shares with other roles of its process.
 
     Attributes:
-        device_type: torch's name of the accelerator ("cuda", "npu", ...), or "cpu".
-        local_device: index of the accelerator that this process must use.
-        meshes: meshes that were given to the group.
         registered: coordinates in the meshes that workers registered, or functions that return the meshes, by name.
         in_driver: True if calls run one after another in the driver's own process.
         tell: sets the rank's status line in `phalanx top`; None: the platform has no call page.
@@ -46,19 +44,7 @@ class WorkerContext:
         shared: state that the library keeps for all roles of the rank.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    group: str = ""
     role: str = ""
-    epoch: int = 0
-    host: str = ""
-    node_id: str = ""
-    accelerator_ids: tuple[str, ...] = ()
-    device_type: str = "cpu"
-    local_device: int = 0
-    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     registered: dict[str, Any] = field(default_factory=dict[str, Any])
     roles: Siblings = field(default_factory=Siblings)
     in_driver: bool = False

@@ -1,4 +1,4 @@
-"""Messages of a call between processes: plain tuples and frozen dataclasses, cheap to pickle.
+"""Messages of a call between processes: plain tuples and dataclasses, cheap to pickle.
 
 A message has a name, a single ``bytes`` object (which Ray does not pickle) and, for values that are stored or passed by
 reference, a list of the backend's references. Small placeholders in the encoded arguments index that list. A call
@@ -213,11 +213,14 @@ class ProcessInfo(NamedTuple):
         return self.log_paths[0] if self.log_paths else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankConfig:
     """Configuration that makes a process a rank. Plain data: it is read before the user's modules are imported.
 
     Attributes:
+        device_type: torch's name of the accelerator ("cuda", "npu", ...), or "cpu".
+        local_device: index of the accelerator that this process must use.
+        meshes: meshes that were given to the group.
         files: prefix of the paths of this rank's files, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder exists
             once the process is a rank. The prefix is unique to the rank.
         label: its roles or its class, for display.
@@ -227,13 +230,13 @@ class RankConfig:
         published_weights: latest versions of published weights, by (role, name).
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    group: str
-    epoch: int
-    environment: dict[str, str]
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group: str = ""
+    epoch: int = 0
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     host: str = ""
     node_id: str = ""
     accelerator_ids: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
@@ -241,13 +241,11 @@ class WorkerRuntime:
 
     def _set_context(self, setup: RankConfig) -> None:
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
-        # Fields of equal names are copied from the rank config to the context of the users' objects.
-        names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
         self.context = context = WorkerContext(
+            **vars(setup),
             in_driver=self.in_driver,
             measure=getattr(self._services, "measure", None),
             shared={CLOSERS: self.closers, REJOINING: setup.rejoining},
-            **{name: getattr(setup, name) for name in names},
         )
         if self._control is not None:
             context.tell = self._control.page.tell
