@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-from phalanx.worker.control import control
+from phalanx.worker.control import Control
 
-channel = control()
+channel = Control()
 MODULES = ("email.message", "json.decoder", "html.parser", "xml.dom.minidom", "unittest.mock", "http.client")
 
 

@@ -167,12 +167,6 @@ def _start_ticks() -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-@functools.cache
-def control() -> Control:
-    """Return the side channel of this process, created at the first call."""
-    return Control()
-
-
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler
 
 

@@ -44,7 +44,7 @@ from phalanx.wire.messages import (
 from phalanx.wire.unpack import received
 from phalanx.worker.bootstrap import apply, importing
 from phalanx.worker.call_values import decoded, described, encoded, sent_bytes
-from phalanx.worker.control import Interrupted, control
+from phalanx.worker.control import Control, Interrupted
 from phalanx.worker.exit_hooks import CLOSERS, ExitHooks, report
 from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import join_store, listen
@@ -179,7 +179,7 @@ class WorkerRuntime:
         self.trace_files = TraceFiles(own_process=not services.in_driver)
         self.loop = Loop()
         self._listening: socket.socket | None = None
-        self._control = None if services.in_driver else control()
+        self._control = None if services.in_driver else Control()
         side = self._control
         #: Returns a context in which a call is shown as running.
         self._listed = side.listed if side else lambda number, method: _NOTHING
