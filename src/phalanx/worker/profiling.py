@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,20 +89,16 @@ class Profiling:
     @contextmanager
     def span(self, role: str, method: str) -> Generator[None]:
         """Run a method in a span of the profile, if its role is profiled."""
-        name = full_name(role, "run" if method == RUN else method)
-        span = None
-        with self._noting_errors():
-            if not (self._over or is_library_call(method)) and self._order.role in ("", role):
-                if not self._running:
-                    self._tool.start()
-                    self._running = True
-                opened = self._tool.span(name)
-                opened.__enter__()
-                span = opened
-        if span is None:
+        if self._over or is_library_call(method) or self._order.role not in ("", role):
             yield
             return
-        self._report.calls.append(name)
+        name, opened = full_name(role, "run" if method == RUN else method), ExitStack()
+        with self._noting_errors():
+            if not self._running:
+                self._tool.start()
+                self._running = True
+            opened.enter_context(self._tool.span(name))
+            self._report.calls.append(name)
         try:
             yield
         except BaseException as error:
@@ -110,7 +106,7 @@ class Profiling:
             raise
         finally:
             with self._noting_errors():
-                span.__exit__(None, None, None)
+                opened.close()
                 if len(self._report.calls) >= self._order.calls:
                     self._stop()
 
