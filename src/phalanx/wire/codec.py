@@ -106,7 +106,8 @@ def encode(
 
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
-    return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, readonly)
+    foreign = [buffer.raw().toreadonly() for buffer in pickler.foreign]
+    return Encoded(file.getvalue(), own + foreign, len(own), pickler.tokens, readonly)
 
 
 def large_leaves(value: Value, threshold: int, skipped: Iterable[type] = ()) -> list[Any]:
@@ -166,8 +167,9 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(
         self, file: io.BytesIO, externalize: Externalize, externalize_leaf: Callable[[Any], Any] | None
     ) -> None:
-        self.foreign: list[memoryview] = []
-        super().__init__(file, protocol=_PROTOCOL, buffer_callback=_taker(self.foreign))
+        self.foreign: list[pickle.PickleBuffer] = []
+        # Not a method of this class: a reference cycle would keep every pickled tensor until a garbage collection.
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=self.foreign.append)
         self.sink = pack.Sink()
         self.tokens: list[Any] = []
         self._externalize = externalize
@@ -198,22 +200,6 @@ class _Pickler(cloudpickle.Pickler):
     def _replace(self, token: Value) -> tuple[Any, ...]:
         self.tokens.append(token)
         return unpack.token, (len(self.tokens) - 1,)
-
-
-def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a pickler's callback that appends out-of-band buffers to a list.
-
-    A method of the pickler would form a reference cycle, which keeps every pickled tensor until a garbage collection.
-    """
-
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            buffers.append(buffer.raw().toreadonly())
-        except BufferError:  # not contiguous: let it be copied into the stream
-            return True
-        return False
-
-    return take
 
 
 def decode(data: bytes | Encoded) -> Value:
