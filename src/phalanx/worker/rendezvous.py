@@ -58,18 +58,14 @@ def join_store(listening: socket.socket | None, *, serves: bool) -> None:
 
 def _prepare(module: Any, listening: socket.socket | None) -> None:
     """Put the handler in front of torch's ``env://``, and serve the store on ``listening``."""
-    _wrap(module._rendezvous_handlers, "env", _rendezvous)
+    handlers = module._rendezvous_handlers
+    if getattr(handlers["env"], "func", None) is not _rendezvous:  # else an earlier inline rank did it
+        handlers["env"] = functools.partial(_rendezvous, handlers["env"])
     if listening is not None:
         from torch.distributed import TCPStore
 
         port, fd = listening.getsockname()[1], listening.detach()
         _served[port] = TCPStore("localhost", port, None, True, wait_for_workers=False, master_listen_fd=fd)
-
-
-def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a function of torch by ``wrapper(function, ...)``. Idempotent."""
-    if getattr(names[name], "func", None) is not wrapper:
-        names[name] = functools.partial(wrapper, names[name])
 
 
 def _rendezvous(
@@ -97,7 +93,7 @@ def _rendezvous(
             )
         yield dist.HashStore(), rank, world_size
     else:
-        _wrap(dist.distributed_c10d.__dict__, "_new_process_group_helper", _note_connections)
+        _note_connections()
         host, _, port = address.rpartition(":")
         with collectives.noting():
             store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)
@@ -107,10 +103,11 @@ def _rendezvous(
         yield dist.PrefixStore(f"phalanx/{world}/{_worlds[world]}", store), rank, world_size
 
 
-def _note_connections(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Create a process group, and note its connections."""
-    with collectives.noting():
-        return original(*args, **kwargs)
+@functools.cache
+def _note_connections() -> None:
+    """Note the connections of all process groups that are created from now on."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    c10d._new_process_group_helper = collectives.noting()(c10d._new_process_group_helper)
 
 
 class _PostImport(importlib.abc.MetaPathFinder):
