@@ -51,7 +51,7 @@ def save(folder: str, ranks: Sequence[Leaves]) -> Metadata:
 def leaves_of(side: Side, full: dict[str, torch.Tensor]) -> list[dict[str, tuple[Path, Any]]]:
     return [
         {
-            name: ((name,), LocalTensor(one.tensors[name], held.shape, held.boxes))
+            name: ((name,), LocalTensor(one.tensors[name], held.shape, held.boxes, one.tensors[name]))
             for name, held in one.manifest.items()
         }
         for one in read(side, full)
@@ -76,7 +76,7 @@ def test_every_layout_loads_from_every_other_layout_with_each_element_written_on
 
 def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Path, Any]]:
     patch = LocalBox(Box((start,), (count,)), (0,))
-    return {key: ((key,), LocalTensor(torch.zeros(count), (of,), (patch,)))}
+    return {key: ((key,), LocalTensor(zeros := torch.zeros(count), (of,), (patch,), zeros))}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_generators_saved_by_a_single_rank_are_loaded_on_rank_0_only() -> None:
 def test_a_tensor_pickled_by_rank_fills_only_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
     metadata = save(str(tmp_path), [{"w": (("w",), torch.full((2,), float(rank)))} for rank in range(2)])
     target = torch.zeros(size)
-    planner = LoadPlanner(metadata, {"w of rank 1": LocalTensor.complete(target)})
+    planner = LoadPlanner(metadata, {"w of rank 1": LocalTensor.of("w", target)})
 
     with pytest.raises(CheckpointMismatch, match=r"shape \[2\]") if size == 3 else nullcontext():
         read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)

@@ -64,7 +64,7 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
     tensors = {
         name: torch.empty(stored.leaves[name].shape, dtype=stored.leaves[name].dtype) for name in names
     }
-    planner = LoadPlanner(stored.metadata, {name: LocalTensor.complete(one) for name, one in tensors.items()})
+    planner = LoadPlanner(stored.metadata, {name: LocalTensor.of(name, one) for name, one in tensors.items()})
     with storage_errors(path, "written"):
         stored.read(stored.where, stored.metadata, planner.create_local_plan(), planner)
         with open(path, "wb") as file:

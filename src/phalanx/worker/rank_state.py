@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch
-from phalanx.weights.boxes import LocalBox, complete, cut
+from phalanx.weights.boxes import LocalBox, cut
 from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, read_megatron, stated_tensors
 
 Path = tuple[str | int | tuple[str, int], ...]
@@ -41,35 +41,23 @@ class LocalTensor:
         local: the rank's own memory.
         shape: shape of the global tensor.
         patches: boxes of the global tensor, each with its place in ``local``.
+        value: the tensor of the state: ``local`` itself, or such as the ``DTensor`` around it.
         declared: True if the layout was declared; else the ranks compare their values.
-        original: the tensor of the state, such as the ``DTensor`` around ``local``; None: ``local`` itself.
     """
 
     local: torch.Tensor
     shape: tuple[int, ...]
     patches: tuple[LocalBox, ...]
+    value: torch.Tensor
     declared: bool = True
-    original: torch.Tensor | None = None
-
-    @classmethod
-    def complete(cls, tensor: torch.Tensor) -> LocalTensor:
-        """Return a tensor without a declared layout."""
-        shape = tuple(tensor.shape)
-        return cls(tensor, shape, complete(shape), declared=False)
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
         """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
-        local = local_of(tensor.detach())
-        if spec is None and not isinstance(tensor, DTensor):
-            return replace(cls.complete(local), original=tensor)
+        declared = spec is not None or isinstance(tensor, DTensor)
         shape, boxes = boxes_of(name, tensor, spec)
-        return cls(local, tuple(shape), filled(boxes), original=tensor)
-
-    @property
-    def value(self) -> torch.Tensor:
-        """The tensor of the state."""
-        return self.local if self.original is None else self.original
+        patches = filled(boxes) if declared else tuple(boxes)
+        return cls(local_of(tensor.detach()), tuple(shape), patches, tensor, declared)
 
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""
@@ -80,7 +68,7 @@ class LocalTensor:
         """Return the tensor with the layout of its parameter, if it has the same local shape and no declared layout."""
         if self.declared or not self.local.dim() or self.local.shape != parameter.local.shape:
             return self
-        return replace(parameter, local=self.local, original=self.original)
+        return replace(parameter, local=self.local, value=self.value)
 
 
 class SavedLeaf(NamedTuple):
@@ -302,11 +290,10 @@ class _Model(_Component):
         """Return the tensors of this rank by their names over all ranks."""
         declared: StateOf = self._owner
         if declared.megatron is not None:
-            layout = read_megatron(declared.model, declared.megatron)
-            held = layout.held
+            held, _, tensors = read_megatron(declared.model, declared.megatron)
             return {
-                name: LocalTensor(tensor, tuple(held[name].shape), held[name].boxes)
-                for name, tensor in layout.tensors.items()
+                name: LocalTensor(tensor, held[name].shape, held[name].boxes, tensor)
+                for name, tensor in tensors.items()
             }
         named = stated_tensors(declared.model, declared.boxes, "px.register_state(boxes=...)")
         return {name: LocalTensor.of(name, *tensor) for name, tensor in named.items()}
@@ -422,7 +409,7 @@ def _state_target(
     target = _blank(key, leaf)
     if leaf.path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
         return target  # torch keeps step counts in host memory
-    return LocalTensor.complete(target.local.to(parameter.device))
+    return LocalTensor.of(key, target.local.to(parameter.device))
 
 
 def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
@@ -445,7 +432,7 @@ def _blank(key: str, leaf: SavedLeaf) -> LocalTensor:
             "create it first (an optimizer has its state after the first step), or px.register_state(self, "
             "model=..., optimizer=...), which creates it"
         )
-    return LocalTensor.complete(torch.empty(leaf.shape, dtype=leaf.dtype))
+    return LocalTensor.of(key, torch.empty(leaf.shape, dtype=leaf.dtype))
 
 
 def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTensor | None]) -> None:
