@@ -221,8 +221,8 @@ class RankConfig:
         device_type: torch's name of the accelerator ("cuda", "npu", ...), or "cpu".
         local_device: index of the accelerator that this process must use.
         meshes: meshes that were given to the group.
-        files: prefix of the paths of this rank's files, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder exists
-            once the process is a rank. The prefix is unique to the rank.
+        files: prefix of the paths of this rank's files, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder is
+            created with the first file. The prefix is unique to the rank.
         label: its roles or its class, for display.
         serves: True if torch's rendezvous store runs in this process.
         rejoining: True if other ranks of the group exist already.

@@ -14,19 +14,12 @@ from phalanx.topology.environment import THREADS
 from phalanx.wire.messages import RankConfig
 
 
-def apply(setup: RankConfig, in_driver: bool) -> str | None:
-    """Create the folder of the rank's files and, in a process of its own, set environment and output.
-
-    Ranks in the driver's process swap the environment per call.
+def apply(setup: RankConfig) -> str | None:
+    """Set environment and output of a process of a rank; ranks in the driver's process swap the environment per call.
 
     Returns:
         The path of the file with the rank's output; None if it has no file.
     """
-    if setup.files:
-        with contextlib.suppress(OSError):  # such as a full disk: reported when a file is written
-            os.makedirs(os.path.dirname(setup.files), exist_ok=True)
-    if in_driver:
-        return None
     log = _redirect_output(setup)
     os.environ.update(setup.environment)
     torch = sys.modules.get("torch")
@@ -68,6 +61,7 @@ def _redirect_output(setup: RankConfig) -> str | None:
         return None
     path = setup.files + ".log"
     try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
         return None

@@ -217,7 +217,7 @@ class WorkerRuntime:
             self._passes = (GeneratorExit,)  # SystemExit would end the loop of all calls, but not the process
             self._step = self._control.task_step if self._control else step
         try:
-            self._log = apply(setup, self.in_driver)
+            self._log = None if self.in_driver else apply(setup)
             join_store(self._listening, serves=setup.serves)
             self._listening = None
             self.trace_files.files = setup.files
