@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.declare.context import WorkerContext
 from phalanx.declare.weight_declarations import Accepted, WeightsDeclared
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_ends import WeightSource
@@ -125,7 +126,9 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
 def test_a_role_needs_all_of_its_weights_and_their_versions_never_decrease() -> None:
     one, other = ("actor", NAME), ("actor", "other")
     model = torch.nn.Linear(1, 1)
-    noted = WeightRegistry(WeightsDeclared({}, {one: Accepted(model), other: Accepted(None)}), {one: 5}, {})
+    context = WorkerContext(had_weights={one: 5})
+    WeightsDeclared.of(context).accepted.update({one: Accepted(model), other: Accepted(None)})
+    noted = WeightRegistry(context)
     noted.begin(other, 1)
     noted.finish(other, 1)
     assert "actor" in noted.unusable

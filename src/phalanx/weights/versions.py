@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from phalanx.declare.context import WorkerContext
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, WeightsError
@@ -85,16 +86,14 @@ class Weights:
 class WeightRegistry:
     """The weights of a rank. ``unusable`` maps a role to the reason why its methods must not run."""
 
-    def __init__(
-        self, declared: WeightsDeclared, had: Mapping[Key, int], published: Mapping[Key, int]
-    ) -> None:
-        self.declared = declared
-        self._weights = {key: Weights(had=number) for key, number in had.items()}
-        self._counts = dict(published)
-        self.unusable = declared.torn
+    def __init__(self, context: WorkerContext) -> None:
+        self.declared = WeightsDeclared.of(context)
+        self._weights = {key: Weights(had=number) for key, number in context.had_weights.items()}
+        self._counts = dict(context.published_weights)
+        self.unusable = self.declared.torn
         #: Ends of connections (``WeightEnd``) on this rank, by side and connection.
         self.parts: dict[tuple[str, str], Any] = {}
-        for role in {role for role, _ in had}:
+        for role in {role for role, _ in self._weights}:
             self._note_usable(role)
 
     def published(self, key: Key) -> Published:

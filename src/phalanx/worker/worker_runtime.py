@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
-from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotInfo
@@ -193,7 +192,7 @@ class WorkerRuntime:
         self._log: str | None = None
         self.epoch = ANY_EPOCH
         self.leaves = False
-        self.weights = WeightRegistry(WeightsDeclared.of(self.context), {}, {})
+        self.weights = WeightRegistry(self.context)
 
     # The rank
 
@@ -252,8 +251,7 @@ class WorkerRuntime:
             self._control.page.runs_on(get_native_id())
         if not self.in_driver:
             set_context_of_process(context)
-        declared = WeightsDeclared.of(context)
-        self.weights = WeightRegistry(declared, setup.had_weights, setup.published_weights)
+        self.weights = WeightRegistry(context)
 
     @property
     def device(self) -> Any:
