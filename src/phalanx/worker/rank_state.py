@@ -352,10 +352,7 @@ class _Optimizer(_Component):
             for path, value in _flat(self._owner.state.get(parameter, {}), (*_STATE, name)):
                 yield path, value.like(layout) if isinstance(value, LocalTensor) else value
         for number, group in enumerate(self._owner.param_groups):
-            for key, value in group.items():
-                if key != "params":
-                    tensor = isinstance(value, torch.Tensor)
-                    yield (*_GROUPS, number, key), LocalTensor.of(key, value) if tensor else value
+            yield from _flat({key: group[key] for key in group if key != "params"}, (*_GROUPS, number))
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         groups = {leaf.path[2] for leaf in saved.values() if leaf.path[:2] == _GROUPS}
@@ -383,18 +380,14 @@ class _Optimizer(_Component):
         return found
 
     def apply(self, leaves: Mapping[Path, Any]) -> None:
-        by_name: dict[str, dict[Path, Any]] = {}
-        for path, value in leaves.items():
-            if path[:2] == _GROUPS:
-                number = path[2][1] if isinstance(path[2], tuple) else int(path[2])
-                self._owner.param_groups[number][str(path[3])] = value
-            else:
-                by_name.setdefault(str(path[2]), {})[path[3:]] = value
+        state = _nested({path[1:]: value for path, value in leaves.items()})
+        groups, saved = state["groups"], state.get("state", {})
+        for number, values in enumerate(groups) if isinstance(groups, list) else groups.items():
+            self._owner.param_groups[int(number)].update(values)
         for name, (parameter, _, _) in self._parameters().items():
             self._owner.state.pop(parameter, None)
-            state = by_name.get(name, {})
-            if state and () not in state:  # else it was saved before its first step
-                self._owner.state[parameter] = _nested(state)
+            if saved.get(name):  # else it was saved before its first step
+                self._owner.state[parameter] = saved[name]
 
 
 def _state_target(
