@@ -81,7 +81,7 @@ def current_arrival() -> decoding:
 
 
 class Frame:
-    """Buffers and placeholders of a value while it is decoded. Each is copied or resolved at most once.
+    """Buffers and placeholders of a value while it is decoded. Each buffer is copied at most once.
 
     Buffers are read without a copy if the sender (``readonly``) or the receiver requested it.
     """
@@ -96,7 +96,6 @@ class Frame:
         self._blocks: dict[int, torch.Tensor] = {}
         self._arrays: dict[int, bytearray] = {}
         self._on_device: dict[int, torch.Tensor] = {}
-        self._objects: dict[int, Any] = {}
         if self._private and arrival.device is None and len(buffers) > 1:
             self._copy_together()
 
@@ -156,11 +155,9 @@ class Frame:
         return self._arrays[place]
 
     def token(self, index: int) -> Value:
-        """Return the object of a placeholder, which is restored once."""
-        if index not in self._objects:
-            given = self._tokens[index]
-            self._objects[index] = given if self._restore is None else self._restore(given)
-        return self._objects[index]
+        """Return the object of a placeholder, to which a pickle refers once: it has a placeholder for each object."""
+        given = self._tokens[index]
+        return given if self._restore is None else self._restore(given)
 
 
 #: The frame of the value that this thread or task decodes.
