@@ -7,6 +7,7 @@ has no rows. Optional packages are never imported here: their types are identifi
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -66,20 +67,9 @@ def copy_state(source: object, made: object) -> None:
     for name, value in (held or {}).items():
         if not isinstance(getattr(cls, name, None), functools.cached_property):
             object.__setattr__(made, name, value)
-    for name in _slots(cls):
+    for name in copyreg._slotnames(cls):  # pyright: ignore[reportAttributeAccessIssue]
         if hasattr(source, name):
             object.__setattr__(made, name, getattr(source, name))
-
-
-@functools.cache
-def _slots(cls: type) -> tuple[str, ...]:
-    names: list[str] = []
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            hidden = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _like(piece: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
