@@ -6,9 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
-from phalanx.declare.register import MARK, POSITIONAL, MethodSpec
+from phalanx.declare.register import MARK, MethodSpec
 from phalanx.errors import DeclarationError
 
 #: Names that registered methods and roles may not have: the public attributes of WorkerGroup and its views. A test
@@ -136,10 +137,6 @@ def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspe
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        signature = inspect.signature(function)
+        return inspect.signature(MethodType(function, object()))  # without self
     except (ValueError, TypeError):
         return None
-    parameters = list(signature.parameters.values())
-    if parameters and parameters[0].kind in POSITIONAL:
-        parameters = parameters[1:]  # self
-    return signature.replace(parameters=parameters)
