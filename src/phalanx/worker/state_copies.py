@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -10,6 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from phalanx.errors import CheckpointError
+from phalanx.wire.codec import decode, encode
 from phalanx.worker.rank_state import LocalTensor, RankState, SavedLeaf
 
 Place = tuple[str, str]
@@ -20,7 +20,7 @@ RNG = "random generators"
 
 @dataclass
 class StateCopy:
-    """The state of a rank: by role and key, each leaf, and its local tensor or pickled value.
+    """The state of a rank: by role and key, each leaf, and its local tensor or encoded value.
 
     A copy that is sent to a holder lacks the data that the holder has.
     """
@@ -42,7 +42,7 @@ def copy_state(states: Mapping[str, RankState], older: StateCopy | None = None) 
         for key, (path, value) in state.leaves().items():
             place = role, key
             if not isinstance(value, LocalTensor):
-                made.leaves[place], made.data[place] = SavedLeaf(path), _pickled(value)
+                made.leaves[place], made.data[place] = SavedLeaf(path), encode(value).to_bytes()
                 continue
             made.leaves[place] = SavedLeaf(path, value.local.dtype, value.shape)
             made.data[place] = host_copy(value.local, buffers.get(place))
@@ -80,7 +80,7 @@ def _restore_role(state: RankState, copy: StateCopy, role: str) -> None:
     for key, target in state.targets(leaves, "the snapshot").items():
         data = copy.data[role, key]
         if isinstance(data, bytes):
-            values[key] = _unpickled(data)
+            values[key] = decode(data)
         elif target is not None:
             if data.shape != target.local.shape:
                 raise CheckpointError(
@@ -181,13 +181,3 @@ def _numbered(copies: Mapping[int, StateCopy], number: int, title: str) -> State
             f"this rank has no copy of {title} of snapshot {number}; it has {sorted(copies) or 'none'}"
         )
     return copies[number]
-
-
-def _pickled(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def _unpickled(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
