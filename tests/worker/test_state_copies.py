@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import CheckpointError
+from phalanx.wire.codec import decode, encode
 from phalanx.worker.rank_state import RankState
 from phalanx.worker.state_copies import StateCopies
 
@@ -31,7 +32,7 @@ def test_a_holder_has_each_complete_snapshot_also_after_snapshots_that_did_not_r
         _, sent = rank.take(last + 1, last, leaves(values), again=last > 0)
         holder.take(last + 1, last, leaves([0]), again=last > 0)
         if reaches:
-            holder.hold(0, last + 1, last, sent)
+            holder.hold(0, last + 1, last, decode(encode(sent)))
             last += 1
             assert held(holder, last) == values
 

@@ -133,9 +133,7 @@ class StateCopies:
         held = replace(copy, data={})
         for place in copy.leaves:
             data = copy.data.get(place)
-            if isinstance(data, torch.Tensor):
-                data = data.detach().clone()  # its memory belongs to the object store
-            elif data is None and before is not None:
+            if data is None and before is not None:
                 data = before.data.get(place)
             if data is None:
                 raise CheckpointError(

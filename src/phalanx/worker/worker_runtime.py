@@ -26,6 +26,7 @@ from phalanx.tracing import spans
 from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
+from phalanx.wire.codec import encode
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
 from phalanx.wire.messages import (
     ANY_EPOCH,
@@ -261,8 +262,8 @@ class WorkerRuntime:
         return worker.device
 
     def put(self, value: Any) -> BackendRef:
-        """Store a value. Return a reference that an output may contain, and that other ranks can fetch."""
-        return BackendRef(self._services.put(value))
+        """Store a value. Return a reference that an output may contain; other ranks fetch copies of their own by it."""
+        return BackendRef(self._services.put(encode(value)))
 
     async def fetch(self, ref: BackendRef, timeout: float) -> Any:
         """Return the value of a reference. Calls of an asynchronous rank continue during the transfer.
