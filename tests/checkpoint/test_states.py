@@ -134,6 +134,15 @@ def test_an_optimizer_that_keeps_its_state_elsewhere_is_saved_by_its_own_state_d
     assert group.run(lambda worker: worker.parts["optimizer"].moments) == [5] * 3
 
 
+def test_an_optimizer_whose_groups_have_no_options_is_saved_and_loaded(
+    here: px.ResourcePool, tmp_path: Path
+) -> None:
+    made = Registering.bind(lambda parameters: {"optimizer": torch.optim.Optimizer(parameters, {})})
+    group = px.WorkerGroup(here[0:1], made)
+    px.save(group, tmp_path)
+    px.load(group, tmp_path)
+
+
 def test_optimizer_state_of_no_parameter_is_refused_except_in_a_part_of_another_name(
     here: px.ResourcePool, tmp_path: Path
 ) -> None:
