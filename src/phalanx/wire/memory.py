@@ -15,6 +15,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,28 +45,14 @@ _SLACK = 1.25  # a kept region is reused for blocks that fill at least 1/1.25 of
 _SHARE_OF_MEMORY = 64  # a process keeps at most 1/64 of the machine's memory
 
 
-class _Memory:
-    """Memory of ``owner``, described by NumPy's array interface."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, owner: Value, address: int, nbytes: int) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
 def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
     """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
     Not ``Tensor.numpy()``, after which the tensor could not be resized any more, nor ``torch.from_numpy``, which warns
     about read-only arrays.
     """
-    return np.asarray(_Memory(owner, address, nbytes))
+    interface = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+    return np.asarray(SimpleNamespace(owner=owner, __array_interface__=interface))
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
