@@ -12,6 +12,7 @@ import functools
 import itertools
 import mmap
 import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -79,18 +80,6 @@ class _Region:
             return
 
 
-class _Lease:
-    """The use of a region by a block; it ends when the last reference to the block is dropped."""
-
-    __slots__ = ("_pool", "_region")
-
-    def __init__(self, pool: BufferPool, region: _Region) -> None:
-        self._pool, self._region = pool, region
-
-    def __del__(self) -> None:
-        self._pool.give_back(self._region)
-
-
 class BufferPool:
     """Unused regions, at most ``most`` bytes of them, kept for later blocks.
 
@@ -110,7 +99,9 @@ class BufferPool:
     def block(self, nbytes: int) -> Bytes:
         """Return ``nbytes`` of writable memory with arbitrary content, which returns to the pool after its last use."""
         region = self._take(nbytes) or _Region(nbytes)
-        return bytes_at(_Lease(self, region), region.address, nbytes)
+        block = bytes_at(region, region.address, nbytes)
+        weakref.finalize(block, self.give_back, region).atexit = False  # the process frees it
+        return block
 
     def _take(self, nbytes: int) -> _Region | None:
         """Remove and return the most recently freed region of about that size, or None if there is none."""
