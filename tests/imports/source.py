@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
 # Functions that import the module that their argument names.
-LOADERS = frozenset({"import_module", "__import__", "lazy", "resolve_name"})
+LOADERS = frozenset({"import_module", "__import__", "lazy"})
 
 
 def module_name(path: Path) -> str:
@@ -21,7 +21,7 @@ MODULES: Mapping[str, Path] = {module_name(path): path for path in sorted((SOURC
 
 
 def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Yield the imports of ``source``, at any depth and also through calls of ``LOADERS``.
+    """Yield the imports of ``source``, at any depth and also through ``import_module("...")`` and ``lazy("...")``.
 
     Names are absolute; ``from a import b`` imports ``a.b``.
     """

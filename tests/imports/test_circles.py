@@ -11,15 +11,13 @@ import pytest
 
 from tests.imports.source import LOADERS, MODULES, called, imports
 
-# Modules that import computed names: names given to the first two (`lazy("torch")`), modules of the users, modules
-# under verl's name, or modules of vLLM.
+# Modules that import computed names: names given to the first two (`lazy("torch")`), modules of the users, or modules
+# under verl's name.
 COMPUTING = (
     "phalanx.api.lazy_names",
     "phalanx.wire.value",
     "phalanx.compat.verl.overlay",
     "phalanx.wire.exceptions",
-    "phalanx.engines.vllm.endpoint",
-    "phalanx.engines.vllm.vllm_weights",
 )
 
 

@@ -9,8 +9,8 @@ The outer pickle contains plain data only, so reading it needs no class of the u
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pickle
-import pkgutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -246,12 +246,14 @@ def _loads(item: _Item, lost: list[str], default: Value) -> Value:
 
 def _find_class(packed: _Packed) -> type[BaseException] | None:
     """Return the class, by name if possible: a pickled class of `__main__` would not be the driver's own class."""
-    for find in (
-        lambda: pkgutil.resolve_name(f"{packed.module}:{packed.qualname}"),
-        lambda: pickle.loads(packed.by_value or b""),
-    ):
-        with contextlib.suppress(Exception):
-            found: Any = find()
-            if isinstance(found, type) and issubclass(found, BaseException):
-                return found
+    with contextlib.suppress(Exception):
+        named: Any = sys.modules.get(packed.module) or importlib.import_module(packed.module)
+        for name in packed.qualname.split("."):
+            named = getattr(named, name)
+        if isinstance(named, type) and issubclass(named, BaseException):
+            return named
+    with contextlib.suppress(Exception):
+        by_value: Any = None if packed.by_value is None else pickle.loads(packed.by_value)
+        if isinstance(by_value, type) and issubclass(by_value, BaseException):
+            return by_value
     return None
