@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import Backend, Ref
@@ -57,10 +57,10 @@ class WaitThreads:
     def __init__(self, most: int = _MOST, idle_s: float = _IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._lock = threading.Lock()
-        self._work: SimpleQueue[_Wait] = SimpleQueue()
+        self._changed = threading.Condition(threading.Lock())
+        self._begun: deque[_Wait] = deque()  # assigned to idle threads
         self._threads = 0
-        self._idle = 0  # threads that wait for work, minus the number of waits in the queue
+        self._idle = 0  # threads that wait for work, minus the number of waits assigned to them
         self._done = 0
         self._done_before = 0
         self._others: dict[_Wait, Pending] = {}
@@ -73,7 +73,7 @@ class WaitThreads:
         """
         future: Future[R] = Future()
         wait = _Wait(future, work)
-        with self._lock:
+        with self._changed:
             if pending is None or self._idle or self._threads < self._most:
                 self._begin(wait)
                 return future
@@ -85,7 +85,8 @@ class WaitThreads:
         """Assign a wait to an idle thread, or to a new thread; under the lock."""
         if self._idle:
             self._idle -= 1
-            self._work.put(wait)
+            self._begun.append(wait)
+            self._changed.notify()
             return
         self._threads += 1
         threading.Thread(target=self._run, args=(wait,), name="phalanx-await", daemon=True).start()
@@ -98,26 +99,22 @@ class WaitThreads:
 
     def _next(self) -> _Wait | None:
         """Return the next wait for this thread; None if the thread is to end."""
-        with self._lock:
+        with self._changed:
             self._done += 1
             if self._others and self._threads <= self._most:
                 first = next(iter(self._others))
                 del self._others[first]
                 return first
             self._idle += 1
-        try:
-            return self._work.get(timeout=self._idle_s)
-        except Empty:
-            with self._lock:
-                if self._idle:
-                    self._idle -= 1
-                    self._threads -= 1
-                    return None
-            return self._work.get()  # it is queued, or about to be
+            if self._changed.wait_for(lambda: self._begun, self._idle_s):
+                return self._begun.popleft()
+            self._idle -= 1
+            self._threads -= 1
+            return None
 
     def _look(self) -> float | None:
         """Hand finished waits to free threads; if no thread made progress, to an additional thread."""
-        with self._lock:
+        with self._changed:
             others = dict(self._others)
         if not others:
             return None
@@ -133,7 +130,7 @@ class WaitThreads:
                     wait.in_part_since = now
                 if now - wait.in_part_since > _ENDED_IN_PART_S:  # it may have failed, which ends a call
                     in_part.append(wait)
-        with self._lock:
+        with self._changed:
             free = self._idle + max(0, self._most + _SPARE - self._threads)
             is_stuck, self._done_before = self._done == self._done_before, self._done
             # A partly finished wait may occupy its thread for long, so it gets no additional thread.
