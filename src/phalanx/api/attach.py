@@ -64,7 +64,7 @@ def attach(name: str) -> AttachedGroup:
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
+    endpoints = [replace(one, handle=backend.find(str(one.name))) for one in record.members]
     from_environment()
     core = Group(record.handle, backend, len(endpoints), owner=False)
     core.detached_record = published

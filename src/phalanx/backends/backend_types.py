@@ -104,8 +104,7 @@ class Endpoint:
     Records of detached groups contain endpoints: a change of the fields needs a new ``PROTOCOL`` in
     ``group/roster.py``.
 
-    ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
-    joined its group; -1: none.
+    ``retired`` is True if the process left its group and all its calls have ended.
     """
 
     slot: Slot
@@ -113,7 +112,6 @@ class Endpoint:
     facts: ProcessInfo
     name: str | None = None
     retired: bool = False
-    since: int = -1
 
 
 class ResultHandle(NamedTuple):

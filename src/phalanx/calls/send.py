@@ -254,7 +254,7 @@ class Resend:
         core: Group = call.core
         outcome = call.arrivals.outcome(0)
         is_over = outcome.ok or self.repeats >= _MOST_REPEATS
-        if is_over or not was_refused(core, outcome, self.rank, self.endpoint):
+        if is_over or not was_refused(core, outcome, self.endpoint):
             return False
         epoch = core.epoch
         if core.handle.independent:  # any rank may run it

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from phalanx.session.session import Counts, session
 from phalanx.topology.slots import Slot
 
 _FIRST_NUMBER = 1 << 16
+_REMEMBERED = 1000
 
 
 class Resync(Protocol):
@@ -95,7 +97,6 @@ class Group:
         #: Unix time of the last change of state or epoch, in seconds.
         self.changed = time.time()
         self._lock = threading.RLock()
-        self._behind = 0  # number of processes before the current restart
 
         # Calls.
         #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
@@ -126,8 +127,6 @@ class Group:
         #: True while the holder of ``changing`` may call the group without recovering it first.
         self.is_changed_here = False
         self._preparing: int | None = None
-        #: The call of ``leave`` on leaving ranks, until they have left.
-        self.leaving: Any = None
         #: The last snapshot of the ranks' states, and its epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
@@ -157,8 +156,8 @@ class Group:
         self.detached_record: bytes | None = None
         #: True if the ranks may have been replaced, so that a view reads the roster before its next call.
         self.is_doubtful = False
-        #: By rank, an epoch: processes that joined in it or later, and ended, had finished their calls.
-        self.in_peace_since: dict[int, int] = {}
+        #: Keys of the last processes that left the group once they had finished their calls.
+        self.departed: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -238,12 +237,8 @@ class Group:
     def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
         """Begin the epoch of the lifecycle with these processes."""
         with self._lock:
-            number = self.lifecycle.epoch
-            self.epoch = Epoch(number, len(endpoints), endpoints)
+            self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), endpoints)
             self.weights = {}
-            ended = [*_numbered(endpoints, number), *range(len(endpoints), self._behind)]
-            self.in_peace_since.update(dict.fromkeys(ended, number))
-            self._behind = 0
         self._tell()
         return self.epoch
 
@@ -270,7 +265,6 @@ class Group:
             self.lifecycle.handle(Event.MEMBERS)
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
             self.epoch.stopped = stopped
-            _numbered(endpoints, self.epoch.number)
             self.snapshot = None  # taken of the previous ranks
         self._tell()
         return self.epoch
@@ -297,7 +291,6 @@ class Group:
             if self.closed:
                 self.lifecycle.check_callable()
             left = self.epoch
-            self._behind = max(self._behind, len(left.endpoints))
             self.lifecycle.handle(Event.RESTART)
             here = enumerate(left.endpoints[: left.size] if gone is not None else ())
             stay = [None if rank in (gone or ()) else endpoint for rank, endpoint in here]
@@ -378,14 +371,6 @@ class Group:
             cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
             ranks=tuple(_rank_record(rank, endpoint) for rank, endpoint in enumerate(self.epoch.endpoints)),
         )
-
-
-def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
-    """Store the epoch in which new processes joined; return their ranks."""
-    new = [rank for rank, endpoint in enumerate(endpoints) if endpoint.since < 0]
-    for rank in new:
-        endpoints[rank].since = number
-    return new
 
 
 def _rank_record(rank: int, endpoint: Endpoint) -> RankRecord:

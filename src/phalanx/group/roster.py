@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import cloudpickle
@@ -28,27 +27,17 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a group in an epoch, and the former processes that finished their calls before they left.
-
-    ``in_peace_since`` has, by rank, an epoch: processes of the rank that joined in it or later, and ended, had finished
-    their calls. A missing rank never lost a process. So the size does not grow with the number of changes.
-    """
+    """The ranks of a group in an epoch, and the last former processes that finished their calls before they left."""
 
     number: int
     members: tuple[Endpoint, ...]
-    in_peace_since: Mapping[int, int]
+    departed: frozenset[tuple[int, float]]
 
     @staticmethod
     def of(group: Group) -> Roster:
         """Return the present roster of a group."""
         epoch = group.epoch
-        return Roster(epoch.number, epoch.endpoints[: epoch.size], dict(group.in_peace_since))
-
-    def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
-        """Return whether a former process of that rank finished its calls before it left."""
-        return endpoint.since >= self.in_peace_since.get(rank, 0) and not any(
-            key_of(one.facts) == key_of(endpoint.facts) for one in self.members
-        )
+        return Roster(epoch.number, epoch.endpoints[: epoch.size], frozenset(group.departed))
 
 
 @dataclass(frozen=True)
@@ -141,14 +130,14 @@ def refresh(group: Group) -> Roster | None:
         roster: Roster = pickle.loads(found)
         if roster.number > group.epoch.number:
             known = {key_of(one.facts): one for one in group.endpoints}
-            for rank, endpoint in enumerate(known.values()):
-                endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
+            for key in roster.departed.intersection(known):
+                known[key].retired = True
             group.follow([known.get(key_of(one.facts), one) for one in roster.members], roster.number)
         return roster
 
 
-def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoint) -> bool:
-    """Return whether a rank did not begin a call of a view, because the group has other ranks by now."""
+def was_refused(group: Group, outcome: RankOutcome, endpoint: Endpoint) -> bool:
+    """Return whether the process of a rank did not begin a call of a view, because the group has other ranks by now."""
     if outcome.failure is not None:
         if outcome.failure.report.kind != "stale":
             return False
@@ -157,4 +146,4 @@ def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoin
     if outcome.lost is None:
         return False
     roster = refresh(group)
-    return roster is not None and roster.left_in_peace(rank, endpoint)
+    return roster is not None and key_of(endpoint.facts) in roster.departed

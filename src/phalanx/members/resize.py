@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
-from phalanx.calls.call import Call
-from phalanx.calls.call_state import seconds_until
+from phalanx.backends.backend_types import Endpoint
+from phalanx.calls.call_state import Results, seconds_until
 from phalanx.calls.in_flight import streams_on
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
 from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
-from phalanx.group.roster import publish
-from phalanx.members.launch import Launched, launch
+from phalanx.group.roster import key_of, publish
+from phalanx.members.launch import launch
 from phalanx.members.meshes import mesh_of
 from phalanx.members.processes import close_workers, constructors, make_again, sent_to, stop
 from phalanx.members.recovery import ensure_ready
+from phalanx.topology.slots import Slot
 from phalanx.worker import handlers
 
 _LOOKS_EVERY_S = 0.05
@@ -43,14 +45,14 @@ def change_members(core: Group, size: int, timeout: float | None) -> None:
     with core.changing:
         ensure_ready(core)
         core.check()
-        _finish(core, timeout)  # ranks that were late in the last change
+        if len(core.endpoints) > core.world_size:  # ranks that were late in the last change
+            _finish(core, _leave(core), timeout)
         # If a restart ended these ranks, their slots are still claimed.
-        core.pool.unclaim(core.tenant, core.pool.slots[core.world_size :])
+        _free(core, core.pool.slots[core.world_size :])
         if size > core.world_size:
             _grow(core, size)
         elif size < core.world_size:
-            _shrink(core, size)
-            _finish(core, timeout)
+            _finish(core, _shrink(core, size), timeout)
 
 
 def _grow(core: Group, size: int) -> None:
@@ -60,11 +62,12 @@ def _grow(core: Group, size: int) -> None:
     slots = ground.slots[old.size :]
     with contextlib.ExitStack() as undo:
         ground.claim(core.tenant, slots)
-        undo.callback(ground.unclaim, core.tenant, slots)
+        undo.callback(_free, core, slots)
         with constructors(core, ranks) as call:
             kept = dict(enumerate(old.endpoints))
             launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
-            undo.callback(_remove, core, launched, old, snapshot)
+            core.extras |= launched.extras
+            undo.callback(_remove, core, launched.endpoints, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             sent_to(call, epoch, launched.results)
             call.result(None)
@@ -72,15 +75,19 @@ def _grow(core: Group, size: int) -> None:
             for sync in _syncs_to(core):
                 sync.bring(core)
         undo.pop_all()
-    core.extras |= launched.extras
     with core.send_lock:
         _tell(core, core.change(core.endpoints, size))
 
 
-def _remove(core: Group, launched: Launched, old: Epoch, snapshot: Snapshot | None) -> None:
+def _free(core: Group, slots: Sequence[Slot]) -> None:
+    """Release slots without ranks, and the resources that were reserved in addition to them."""
+    core.backend.release([core.extras.pop(slot) for slot in slots if slot in core.extras])
+    core.pool.unclaim(core.tenant, slots)
+
+
+def _remove(core: Group, joining: Sequence[Endpoint], old: Epoch, snapshot: Snapshot | None) -> None:
     """End ranks that failed to join, and return to the earlier ranks."""
-    stop(core, launched.endpoints)
-    core.backend.release(list(launched.extras.values()))
+    stop(core, joining)
     with contextlib.suppress(GroupClosed, GroupBroken):
         core.change(old.endpoints, old.size)
         core.snapshot = snapshot  # its ranks are the same
@@ -91,15 +98,22 @@ def _syncs_to(core: Group) -> set[Resync]:
     return {sync for syncs in core.resyncs().values() for sync in syncs}
 
 
-def _shrink(core: Group, size: int) -> None:
+def _shrink(core: Group, size: int) -> Results:
     tail = range(size, core.world_size)
     if core.backend.immediate:  # an inline stream runs only when it is read
         for stream in streams_on(core, tail):
             stream.run_to_end()
     with core.send_lock:  # earlier calls arrive before the request, and none after it
         epoch = core.change(core.endpoints, size)
-        core.leaving = run_on(core, handlers.leave, ranks=tail, title="leave", checked=False)
+        asked = _leave(core)
         _tell(core, epoch)
+        return asked
+
+
+def _leave(core: Group) -> Results:
+    """Have the ranks beyond the group's size refuse calls; they respond after their earlier calls."""
+    tail = range(core.world_size, len(core.endpoints))
+    return run_on(core, handlers.leave, ranks=tail, title="leave", checked=False).arrivals
 
 
 def _tell(core: Group, epoch: Epoch) -> None:
@@ -111,14 +125,11 @@ def _tell(core: Group, epoch: Epoch) -> None:
     call.arrivals.disregard()
 
 
-def _finish(core: Group, timeout: float | None) -> None:
+def _finish(core: Group, asked: Results, timeout: float | None) -> None:
     """Wait ``timeout`` seconds at most for leaving ranks, and end their processes."""
     epoch = core.epoch
-    tail = range(epoch.size, len(epoch.endpoints))
-    if not tail:
-        return
-    late = _late(core, epoch, None if timeout is None else core.backend.now() + timeout)
-    if late:
+    tail, leavers = range(epoch.size, len(epoch.endpoints)), epoch.endpoints[epoch.size :]
+    if late := _late(core, tail, asked, timeout):
         raise CallTimeout(
             f"px.resize({core.name}, {epoch.size}): ranks {late} are still running calls after {timeout:g} s; they "
             "get no new calls, and leave with the next px.resize of the group, which may be the same",
@@ -126,42 +137,30 @@ def _finish(core: Group, timeout: float | None) -> None:
             method="px.resize",
             timeout=timeout,
         )
-    leavers = epoch.endpoints[epoch.size :]
-    close_workers(core, epoch, tail, _LEAVE_PATIENCE_S)
-    stop(core, leavers)
     for endpoint in leavers:
         endpoint.retired = True
-    core.leaving = None
+        core.departed.append(key_of(endpoint.facts))
+    publish(core)  # before they end: a view repeats the calls that they no longer begin
+    close_workers(core, epoch, tail, _LEAVE_PATIENCE_S)
+    stop(core, leavers)
     if core.closed:
         raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)
     _tell(core, core.change(epoch.endpoints[: epoch.size], epoch.size))
-    left = [endpoint.slot for endpoint in leavers]
-    core.backend.release([core.extras.pop(slot) for slot in left if slot in core.extras])
-    core.pool.unclaim(core.tenant, left)
+    _free(core, [endpoint.slot for endpoint in leavers])
 
 
-def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
-    """Wait until leaving ranks have finished, or until ``limit``; return the ranks that have not finished."""
-    tail = range(epoch.size, len(epoch.endpoints))
-    streams = streams_on(core, tail)
+def _late(core: Group, tail: range, asked: Results, timeout: float | None) -> list[int]:
+    """Wait ``timeout`` seconds at most until leaving ranks have finished; return the ranks that have not finished."""
+    backend, streams = core.backend, streams_on(core, tail)
+    limit = None if timeout is None else backend.now() + timeout
     while True:
         for stream in streams:
             stream.run_to_end()  # its reader may be the caller that waits here
-        left = seconds_until(limit, core.backend)
-        late = _at_calls(core, epoch, tail, _LOOKS_EVERY_S if streams else left)
-        if not late or (limit is not None and core.backend.now() >= limit):
-            return late
-        time.sleep(_LOOKS_EVERY_S)
-
-
-def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> list[int]:
-    """Return the leaving ranks that are still running calls after ``seconds``."""
-    asked: Call | None = core.leaving
-    if asked is not None:
-        _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)
-        if late:
+        late = asked.pending(_LOOKS_EVERY_S if streams else seconds_until(limit, backend))
+        # An asynchronous rank responds during its earlier calls, any other rank after them.
+        if not late and core.handle.asynchronous and not backend.immediate:
+            statuses = backend.inspect(core.endpoints[tail.start :], False)
+            late = [position for position, status in enumerate(statuses) if status.running]
+        if not late or (limit is not None and backend.now() >= limit):
             return [tail[position] for position in late]
-    if not core.handle.asynchronous or core.backend.immediate:
-        return []  # each rank responded after all of its earlier calls
-    statuses = core.backend.inspect(epoch.endpoints[epoch.size :], False)
-    return [rank for rank, status in zip(tail, statuses, strict=True) if status.running]
+        time.sleep(_LOOKS_EVERY_S)
