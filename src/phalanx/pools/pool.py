@@ -39,6 +39,9 @@ class ResourcePool:
             request, the capacity of each node and the holders.
     """
 
+    _owner = False  # it reserved its slots
+    _whole = False  # complete blocks: their slots are sorted once the accelerators are known
+
     def __init__(
         self,
         process_on_nodes: Sequence[int],
@@ -74,32 +77,21 @@ class ResourcePool:
         holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape, timeout)
         self._grown = itertools.count(2)
         self.number = number
-        self._become(name, slots_of(shape, name), {name: holding}, owner=True, whole=True)
+        self._become(name, slots_of(shape, name), {name: holding})
+        self._owner = self._whole = True
         session.add_pool(self)
 
-    def _become(
-        self,
-        name: str,
-        view: SlotView,
-        holdings: dict[str, SlotReservation],
-        *,
-        owner: bool = False,
-        whole: bool = False,
-    ) -> ResourcePool:
+    def _become(self, name: str, view: SlotView, holdings: dict[str, SlotReservation]) -> ResourcePool:
         self.name = name
         self._view = view
         self.holdings = holdings  # the reservations of its slots, by `Slot.pool`
         self.backend_api = next(iter(holdings.values())).backend  # holds its slots
-        self._owner = owner
-        self._whole = whole  # complete blocks: their slots are sorted once the accelerators are known
         return self
 
     @classmethod
-    def of(
-        cls, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, whole: bool = False
-    ) -> ResourcePool:
+    def of(cls, name: str, view: SlotView, holdings: dict[str, SlotReservation]) -> ResourcePool:
         """Return a view over slots that are reserved already."""
-        return cls.__new__(cls)._become(name, view, holdings, whole=whole)
+        return cls.__new__(cls)._become(name, view, holdings)
 
     @property
     def world_size(self) -> int:
@@ -161,8 +153,9 @@ class ResourcePool:
                 "with the same backend=, after px.init"
             )
         holdings = {**self.holdings, **other.holdings}
-        whole = self._whole and other._whole
-        return ResourcePool.of(f"{self.name}+{other.name}", self._view + other._view, holdings, whole=whole)
+        merged = ResourcePool.of(f"{self.name}+{other.name}", self._view + other._view, holdings)
+        merged._whole = self._whole and other._whole
+        return merged
 
     def __getitem__(self, key: int | slice) -> ResourcePool:
         """Return a view over some slots, in rank order: ``pool[0:4]``."""

@@ -113,10 +113,7 @@ def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
         return None
     nodes = backend.nodes()
     there = (name for name in resource_names() if sum(node.total.get(name, 0.0) for node in nodes) >= 1)
-    found = next(there, None)
-    if use_gpu == "auto":
-        return found
-    return found or "GPU"
+    return next(there, None if use_gpu == "auto" else "GPU")
 
 
 def check_options(use_gpu: object, name_prefix: object) -> None:
