@@ -99,25 +99,23 @@ class Display:
         files = None if endpoints is None else {endpoint.facts.files for endpoint in endpoints}
         with self._lock:
             ended = [one for one in self._sources if files is None or one.files in files]
-            self._sources = [one for one in self._sources if one not in ended]
-        for source in ended:
-            source.look(last=True)
-        self._write({source.group for source in ended}, None)
+        self._show(ended, last=True)
 
     def _turn(self) -> float | None:
         begun = time.monotonic()
         with self._lock:
             sources = list(self._sources)
-        gone = [source for source in sources if not source.look()]
+        self._show(sources)
+        return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun)) if self._sources else None
+
+    def _show(self, sources: Sequence[RankOutput], *, last: bool = False) -> None:
+        """Show new output of the sources, and all lines of groups without other sources. Stop polling ended sources."""
+        gone = [source for source in sources if not source.look(last)]
         with self._lock:
             self._sources = [source for source in self._sources if source not in gone]
-            left = list(self._sources)
-        there = {source.group for source in left}
-        self._write({source.group for source in sources} - there, None)
+            there = {source.group for source in self._sources}
+        self._write({source.group for source in gone} - there, None)
         self._write(there, time.monotonic())
-        if not left:
-            return None
-        return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
 
     def _write(self, groups: set[Merged], now: float | None) -> None:
         """Write the lines of groups that are due at ``now``; None: all lines."""
