@@ -46,8 +46,8 @@ class NoticeQueue:
     def __init__(self, group: str) -> None:
         self._group = group
         self._lock = threading.Lock()
-        self._draining = set[str]()
-        self._seen: dict[str, tuple[float | None, frozenset[int]]] = {}
+        #: The draining nodes, with their deadlines and the ranks that were announced.
+        self._draining: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._notices: list[PreemptionNotice] = []
         self._taken = Counter[str]()  # number of notices taken, by reader
         #: True if the code that moves ranks has not handled a notice yet.
@@ -60,15 +60,15 @@ class NoticeQueue:
         """
         with self._lock:
             for node in draining:
-                self._draining.add(node.node_id)
                 here = tuple(rank for rank, slot in enumerate(slots) if slot.node_id == node.node_id)
-                deadline, known = self._seen.get(node.node_id, (None, frozenset[int]()))
-                if not here or (known.issuperset(here) and deadline == node.deadline):
-                    continue
-                self._seen[node.node_id] = node.deadline, known.union(here)
-                place = node.node_id, slots[here[0]].host
-                self._notices.append(PreemptionNotice(self._group, here, *place, node.deadline, node.reason))
-                self.urgent = True
+                deadline, known = self._draining.get(node.node_id, (None, frozenset[int]()))
+                self._draining[node.node_id] = node.deadline, known.union(here)
+                if here and (deadline != node.deadline or not known.issuperset(here)):
+                    place = node.node_id, slots[here[0]].host
+                    self._notices.append(
+                        PreemptionNotice(self._group, here, *place, node.deadline, node.reason)
+                    )
+                    self.urgent = True
 
     def take(self, reader: str = "px.preemption_notices") -> list[PreemptionNotice]:
         """Return the notices that a reader has not taken yet, in order."""
@@ -84,7 +84,7 @@ class NoticeQueue:
     def explains(self, nodes: Sequence[str]) -> bool:
         """Return whether the ranks on these nodes (at least one node) were lost because their nodes were drained."""
         with self._lock:
-            return bool(nodes) and self._draining.issuperset(nodes)
+            return bool(nodes) and self._draining.keys() >= {*nodes}
 
 
 def look_once(group: Any) -> None:
@@ -96,10 +96,9 @@ def look_once(group: Any) -> None:
 def turn() -> float | None:
     """Query each cluster once for all groups, and call their ``on_notice``. Return the seconds until the next turn."""
     groups = [one for one in session.groups() if one.has_pool and not one.closed]
-    backends: dict[int, Backend] = {id(group.backend): group.backend for group in groups}
-    draining = {key: _draining(backend) for key, backend in backends.items()}
+    draining = {backend: _draining(backend) for backend in {group.backend for group in groups}}
     for group in groups:
-        group.notices.see(draining[id(group.backend)], _slots(group))
+        group.notices.see(draining[group.backend], _slots(group))
         for notice in group.notices.take("on_notice"):
             _log.warning("%s", notice)
             try:
@@ -107,7 +106,7 @@ def turn() -> float | None:
                     group.options.on_notice(notice)
             except Exception:
                 _log.exception("on_notice of group %r raised, and the group continues", group.name)
-    return LOOK_EVERY_S if any(not backend.immediate for backend in backends.values()) else None
+    return LOOK_EVERY_S if any(not backend.immediate for backend in draining) else None
 
 
 def watch() -> None:
