@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.calls.divergence_check import Executed, check_order, check_replicated, same
+from phalanx.calls.divergence_check import check_order, check_replicated, same
 from tests.support.fault_workers import Trouble
 
 
@@ -56,7 +56,7 @@ def test_outputs_are_not_compared_without_debug_mode(
 def test_ranks_that_remember_different_calls_in_one_order_have_not_diverged(
     numbers: list[int], data: st.DataObject
 ) -> None:
-    calls = [Executed(number, "f") for number in numbers]
+    calls = [(number, "f") for number in numbers]
     kept = st.lists(st.booleans(), min_size=len(calls), max_size=len(calls))
     orders = [[c for c, keep in zip(calls, data.draw(kept), strict=True) if keep] for _ in range(3)]
 
@@ -64,7 +64,7 @@ def test_ranks_that_remember_different_calls_in_one_order_have_not_diverged(
 
 
 def test_ranks_that_differ_from_the_majority_are_named() -> None:
-    a, b = Executed(1, "save"), Executed(2, "load")
+    a, b = (1, "save"), (2, "load")
 
     with pytest.raises(
         px.errors.RanksDiverged, match=r"ran save \(call 1\) where rank 1 ran load \(call 2\)"

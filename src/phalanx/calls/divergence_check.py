@@ -6,35 +6,29 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.collect.message import rank_list
 from phalanx.errors import RankReport, RanksDiverged
 from phalanx.wire.value import Value
 
 
-class Executed(NamedTuple):
-    """A call that a rank ran, as recorded by the rank."""
-
-    number: int
-    name: str
-
-
-def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -> None:
-    """Compare the order in which the ranks ran the calls that all of them still remember.
+def check_order(group: str, method: str, orders: Sequence[Sequence[tuple[int, str]]]) -> None:
+    """Compare the order in which the ranks ran the calls, by number and name, that all of them still remember.
 
     Raises:
         RanksDiverged: if some ranks ran them in another order than most (of equally many: than the lower ranks), so
             that their collectives would not match.
     """
-    common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
+    common = set.intersection(*(set(order) for order in orders)) if orders else set[tuple[int, str]]()
     seen = [tuple(call for call in order if call in common) for order in orders]
 
     usual, odd = _odd_ones(seen, operator.eq)
 
     def describe(rank: int) -> str:
-        mine, theirs = next(pair for pair in zip(seen[rank], seen[usual], strict=True) if pair[0] != pair[1])
-        return f"ran {mine.name} (call {mine.number}) where rank {usual} ran {theirs.name} (call {theirs.number})"
+        pairs = zip(seen[rank], seen[usual], strict=True)
+        (number, name), (other_number, other) = next(pair for pair in pairs if pair[0] != pair[1])
+        return f"ran {name} (call {number}) where rank {usual} ran {other} (call {other_number})"
 
     if odd:
         did = "did not run the calls in the order of the others"

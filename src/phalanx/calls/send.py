@@ -17,7 +17,7 @@ from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import SILENT, CallInfo, PendingStream, Results, Streaming, listening
 from phalanx.calls.compose import messages
-from phalanx.calls.divergence_check import Executed, check_order, check_replicated
+from phalanx.calls.divergence_check import check_order, check_replicated
 from phalanx.collect.message import rank_list
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -222,7 +222,7 @@ def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
         ranks = range(core.world_size)
         asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
         logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
-        check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
+        check_order(core.name, call.method, logs)
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
