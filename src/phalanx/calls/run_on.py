@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.compose import messages
 from phalanx.calls.send import send
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.wire.messages import LIBRARY, OUTPUT, Message, RankCall
@@ -83,11 +80,3 @@ def submit_unchecked(
     call.arrivals = Results(group.backend, handles)
     call.was_sent = True
     return call
-
-
-def gather_before_end(group: Group, seconds: float) -> None:
-    """Fetch the data that traces and profiles gathered on ranks, within ``seconds``, before the processes end."""
-    for gather in list(group.before_end):
-        with contextlib.suppress(PhalanxError, NotReady, OSError):
-            gather(seconds)
-    group.before_end.clear()

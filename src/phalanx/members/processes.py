@@ -14,7 +14,7 @@ from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results, listening, raisable
 from phalanx.calls.in_flight import is_busy
-from phalanx.calls.run_on import gather_before_end, run_on, submit_unchecked
+from phalanx.calls.run_on import run_on, submit_unchecked
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group import preemption_notices
@@ -184,8 +184,10 @@ def end(core: Group, epoch: Epoch, patience: float) -> None:
     try:
         if patience:
             close_workers(core, epoch, range(len(epoch.endpoints)), patience)
-        if core.before_end:
-            gather_before_end(core, _patience(core))
+        for gather in list(core.before_end):
+            with contextlib.suppress(PhalanxError, NotReady, OSError):
+                gather(_patience(core))
+        core.before_end.clear()
     finally:  # also after an interrupt: no other code would end these processes
         stop(core, epoch.endpoints or [endpoint for endpoint in epoch.stay if endpoint is not None])
         extras, core.extras = core.extras, {}
