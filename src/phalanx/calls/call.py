@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -292,24 +291,17 @@ class Call(CallInfo):
 
     def cancel(self) -> bool:
         """Cancel the call; see ``CallFuture.cancel``. Return False if it was over before."""
-        mine = threading.Event()
-        with self._lock:
-            other = self.cancelling
-            begins = not self.over and other is None
-            if begins:
-                self.cancelling = mine
-        if not begins:
-            if other is not None and not self.over:  # another thread is cancelling the call
-                other.wait(CANCELLED_WITHIN_S)
+        if not self.cancels.acquire(timeout=CANCELLED_WITHIN_S):
             return self.cancelled
         try:
+            if self.over:
+                return self.cancelled
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
             ending = decide(Diagnosis(self).observe_cancel())
             self.act(ending)
             return ending.error is not None and self.end_with(ending.error) and self.cancelled
         finally:
-            self.cancelling = None
-            mine.set()
+            self.cancels.release()
 
     def end_with(self, error: BaseException | None) -> bool:
         """End the call with an error; None: after its last item. Return False if it was over before."""

@@ -80,7 +80,6 @@ class CallInfo:
         verify: checks the outputs before they are joined, in debug mode.
         resend: sends the call again if its only rank refused it, and returns whether it did; None: it never does.
         over: True once the call has ended: ``value`` is the joined result, or ``error`` is set.
-        cancelling: event that is set at the end of the running cancellation; None: no thread is cancelling the call.
     """
 
     core: Any  # the Group, whose module imports this module
@@ -105,7 +104,6 @@ class CallInfo:
     over: bool = False
     value: Any = None
     error: BaseException | None = None
-    cancelling: threading.Event | None = None
 
     def __post_init__(self) -> None:
         self.started: float = self.core.backend.now()
@@ -117,6 +115,7 @@ class CallInfo:
         self.meter: Meter | None = self.core.counts.arrived if self.acts else None
         #: True if outputs are decoded without a copy, since joining copies their rows.
         self.copies = self.plan.gather.collect == "join"
+        self.cancels = threading.Lock()  # held by the thread that cancels the call
         self._lock = threading.Lock()  # guards the end of the call
         self._waiting = threading.Lock()  # held by the thread that fetches the value
 

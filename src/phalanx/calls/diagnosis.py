@@ -294,8 +294,8 @@ def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutco
     """
     core, ranks = call.core, call.plan.ranks
     core.check_current(call.epoch, ranks, call.method)
-    if call.error is None and (cancelling := call.cancelling) is not None:
-        cancelling.wait(CANCELLED_WITHIN_S)
+    if call.error is None and call.cancels.acquire(timeout=CANCELLED_WITHIN_S):
+        call.cancels.release()  # no thread is cancelling the call any more
     if call.error is not None:
         return CallOutcome(call.error)
     if not core.closed and not call.epoch.stopped.isdisjoint(ranks):
