@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Collection, Sequence
 
@@ -74,12 +75,10 @@ def holders(nodes: Sequence[str]) -> tuple[int, ...]:
     names = list(by_node)
     if len(names) < 2:
         return tuple((rank + 1) % count for rank in range(count))
-    found = [0] * count
-    for index, name in enumerate(names):
-        others = by_node[names[(index + 1) % len(names)]]
-        for place, rank in enumerate(by_node[name]):
-            found[rank] = others[place % len(others)]
-    return tuple(found)
+    found: dict[int, int] = {}
+    for name, following in zip(names, [*names[1:], names[0]], strict=True):
+        found |= zip(by_node[name], itertools.cycle(by_node[following]), strict=False)
+    return tuple(found[rank] for rank in range(count))
 
 
 def lost_copies(held_by: Sequence[int], gone: Collection[int]) -> list[int]:
