@@ -35,16 +35,15 @@ class BackgroundThread:
     def take(self, work: Background, after: float) -> None:
         """Schedule a turn of some work in ``after`` seconds, unless a turn is due already.
 
-        During a turn, the next turn follows at once, or after the pause that the turn returns.
+        If this happens during a turn of the work, a pause that the turn returns is kept.
         """
         with self._changed:
-            is_new = not self.has(work)
             if not self._is_running():
                 self._due.clear()
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             if work not in self._due:
-                self._due[work] = time.monotonic() + (after if is_new else 0.0)
+                self._due[work] = time.monotonic() + after
                 self._changed.notify()
 
     def _run(self) -> None:
