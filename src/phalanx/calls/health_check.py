@@ -23,11 +23,6 @@ LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
 
 
-def watch() -> None:
-    """Check groups on the monitor thread, until no group of this process is open."""
-    _monitor.begin()
-
-
 def turn() -> float | None:
     """Check each open group once. Return the seconds until the next turn, if any."""
     groups: list[Group] = [one for one in session.groups() if not one.closed and not one.backend.immediate]
@@ -88,4 +83,5 @@ def _report_stall(call: Call) -> None:
         _log.warning("stalled, still running: %s", error)
 
 
-_monitor = Background(turn, thread=monitor_thread, first_after=LOOK_EVERY_S)
+checks = Background(turn, thread=monitor_thread, first_after=LOOK_EVERY_S)
+"""Checks groups on the monitor thread, until no group of this process is open."""

@@ -119,7 +119,7 @@ def new_call(
     stall = options.stall_report_after
     stall = core.handle.stall_report_after if stall is None else stall
     if (stall is not None or limit is not None) and not core.backend.immediate:
-        health_check.watch()
+        health_check.checks.begin()
     return Call(
         core,
         epoch,

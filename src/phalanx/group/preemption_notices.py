@@ -109,11 +109,6 @@ def turn() -> float | None:
     return LOOK_EVERY_S if any(not backend.immediate for backend in draining) else None
 
 
-def watch() -> None:
-    """Look for draining nodes in the background, until no group of this process is open."""
-    _looks.begin()
-
-
 def _slots(group: Any) -> list[SlotInfo]:
     return [endpoint.facts.slot for endpoint in group.epoch.endpoints]
 
@@ -126,4 +121,5 @@ def _draining(backend: Backend) -> Sequence[DrainingNode]:
         return ()
 
 
-_looks = Background(turn)
+looks = Background(turn)
+"""Looks for draining nodes in the background, until no group of this process is open."""

@@ -41,8 +41,8 @@ def start(core: Group) -> None:
         make_again(core, call.trace)
     open_for_calls(core)
     if not core.backend.immediate:
-        health_check.watch()
-        preemption_notices.watch()
+        health_check.checks.begin()
+        preemption_notices.looks.begin()
 
 
 @contextlib.contextmanager

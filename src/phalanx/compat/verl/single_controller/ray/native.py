@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from phalanx.backends.backend_types import Backend, Facade, Reservation, ResultHandle, SpawnRequest
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
-from phalanx.calls.health_check import watch
+from phalanx.calls.health_check import checks
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.installation import make_runtime
@@ -198,7 +198,7 @@ def start(
 def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
     core.started()
-    watch()
+    checks.begin()
     from_environment()
     # An actor with verl's trainer is killed when its work is done, so its trace is written periodically.
     if ray.get_runtime_context().get_actor_id() is not None:
