@@ -48,7 +48,11 @@ class BackgroundThread:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            pause = work.turn()
+            try:
+                pause = work.turn()
+            except Exception:
+                _log.debug("%s failed, and continues", work.turn, exc_info=True)
+                pause = _AFTER_ERROR_S
             with self._changed:
                 self._now = None
                 if pause is not None:
@@ -81,7 +85,8 @@ class Background:
     """Work that is done in turns on a background thread of the process.
 
     Args:
-        turn: does the pending work; returns the seconds until its next turn, None if no work is left.
+        turn: does the pending work; returns the seconds until its next turn, None if no work is left. After an error
+            another turn follows.
         thread: the thread that runs the turns.
         first_after: seconds until the first turn.
     """
@@ -93,7 +98,7 @@ class Background:
         thread: BackgroundThread = background_thread,
         first_after: float = 0.0,
     ) -> None:
-        self._turn = turn
+        self.turn = turn
         self._thread = thread
         self._first_after = first_after
 
@@ -105,14 +110,6 @@ class Background:
     def begin(self) -> None:
         """Schedule a turn soon after this call; costs some microseconds while a turn is due."""
         self._thread.take(self, self._first_after)
-
-    def turn(self) -> float | None:
-        """Run a turn; after an error another turn follows."""
-        try:
-            return self._turn()
-        except Exception:
-            _log.debug("%s failed, and continues", self._turn, exc_info=True)
-            return _AFTER_ERROR_S
 
 
 class WorkQueue:

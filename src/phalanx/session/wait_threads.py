@@ -142,12 +142,11 @@ class WaitThreads:
 
 def _ended(waits: Iterable[Pending]) -> set[int]:
     """Return the ids of the references that have ended; all references of a backend that raises."""
-    by_backend: dict[int, tuple[Backend, dict[int, Ref]]] = {}
+    by_backend: dict[Backend, dict[int, Ref]] = {}
     for pending in waits:
-        _, refs = by_backend.setdefault(id(pending.backend), (pending.backend, {}))
-        refs.update((id(ref), ref) for ref in pending.refs)
+        by_backend.setdefault(pending.backend, {}).update((id(ref), ref) for ref in pending.refs)
     ended: set[int] = set()
-    for backend, refs in by_backend.values():
+    for backend, refs in by_backend.items():
         ids = [*refs]
         try:
             done = backend.wait([*refs.values()], len(refs), 0)[0] if refs else []
