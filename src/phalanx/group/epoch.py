@@ -29,36 +29,36 @@ class GroupHandle:
     independent: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Epoch:
     """The roster of a group between two changes of its members.
 
-    ``endpoints`` has the process of each rank. It never changes: a group with other processes is in another epoch. It
-    is empty while processes are started.
-
     Only the first ``size`` ranks get calls. Further ranks are new ranks of a growing group, which get their weights
     first (``joining``), or leaving ranks of a shrinking group, which finish their calls.
+
+    Attributes:
+        endpoints: the process of each rank. They never change: a group with other processes is in another epoch. Empty
+            while processes are started.
+        stay: while ``endpoints`` is empty, the processes that will stay, by rank.
+        stopped: ranks that were stopped on purpose.
+        meshes: declared meshes in use, and meshes that its ranks reported.
+        everyone: the ranks below ``size``.
+        nodes: the node of each rank.
     """
 
-    __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stay", "stopped")
+    number: int
+    size: int
+    endpoints: tuple[Endpoint, ...] = ()
+    joining: bool = False
+    stay: Sequence[Endpoint | None] = ()
+    stopped: set[int] = field(default_factory=set[int])
+    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    everyone: tuple[int, ...] = field(init=False)
+    nodes: tuple[str, ...] = field(init=False)
 
-    def __init__(
-        self,
-        number: int,
-        size: int,
-        endpoints: Sequence[Endpoint] = (),
-        *,
-        joining: bool = False,
-        stay: Sequence[Endpoint | None] = (),
-    ) -> None:
-        self.number = number
-        self.size = size
-        self.joining = joining
-        self.everyone = tuple(range(size))
-        self.endpoints = tuple(endpoints)
-        self.stay = stay  # while endpoints is empty: the processes that will stay, by rank
-        self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
-        self.meshes: dict[str, Mesh] = {}  # declared ones in use, and those that its ranks reported
-        self.stopped: set[int] = set()  # ranks that were stopped on purpose
+    def __post_init__(self) -> None:
+        self.everyone = tuple(range(self.size))
+        self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in self.endpoints)
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Return whether these ranks have the processes of an earlier epoch, or left after finishing their calls."""

@@ -237,7 +237,7 @@ class Group:
     def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
         """Begin the epoch of the lifecycle with these processes."""
         with self._lock:
-            self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), endpoints)
+            self.epoch = Epoch(self.lifecycle.epoch, len(endpoints), tuple(endpoints))
             self.weights = {}
         self._tell()
         return self.epoch
@@ -261,10 +261,9 @@ class Group:
         """
         with self._lock:
             self.lifecycle.check_callable()
-            stopped = self.epoch.stopped
             self.lifecycle.handle(Event.MEMBERS)
-            self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
-            self.epoch.stopped = stopped
+            number, stopped = self.lifecycle.epoch, self.epoch.stopped
+            self.epoch = Epoch(number, size, tuple(endpoints), joining, stopped=stopped)
             self.snapshot = None  # taken of the previous ranks
         self._tell()
         return self.epoch
@@ -275,7 +274,7 @@ class Group:
             if self.closed:
                 return
             self.lifecycle.handle(Event.FOLLOW, number)
-            self.epoch = Epoch(number, len(endpoints), endpoints)
+            self.epoch = Epoch(number, len(endpoints), tuple(endpoints))
             self.is_doubtful = False
         self._tell()
 
@@ -324,9 +323,9 @@ class Group:
                 self._handle(Event.CLOSED)
 
     def _handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> None:
-        with self._lock:
-            self.lifecycle.handle(event, epoch, cause)
-            self._tell()
+        """Change the state; under the lock."""
+        self.lifecycle.handle(event, epoch, cause)
+        self._tell()
 
     def resyncs(self) -> dict[tuple[str, str], list[Resync]]:
         """Return the syncs that can resync the group's weights, by role and name of the weights."""
