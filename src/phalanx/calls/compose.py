@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from phalanx.backends.backend_types import Ref, ResultHandle
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
-from phalanx.calls.in_flight import wait_for_any
+from phalanx.calls.in_flight import is_any_busy
 from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
@@ -58,8 +59,8 @@ Separate = dict[tuple[int, bool], SeparateValue | None]
 class Arguments:
     """The encoded arguments of a rank, and the references for the placeholders in them.
 
-    Nothing is stored until :meth:`place`: large arrays are views of the caller's memory. Values to store are added to
-    ``separate``, which the messages of a call share.
+    Nothing is stored until ``placed`` is read: large arrays are views of the caller's memory. Values to store are added
+    to ``separate``, which the messages of a call share.
     """
 
     def __init__(self, core: Group, call: Call | None, value: Value, separate: Separate) -> None:
@@ -82,13 +83,14 @@ class Arguments:
             separate[id(value), False] = body = SeparateValue(value, encoded)
             self._add(body)
 
-    def place(self) -> Placed:
-        """Store the values that are not in the message; return the body and the references of the message."""
+    @cached_property
+    def placed(self) -> Placed:
+        """The body and the references of the message; the first access stores the values that are not in it."""
+        refs, self._refs = self._refs, []
         body = None if self._body is None else self._body.to_bytes()
-        return body, tuple(map(self._placed, self._refs))
-
-    def _placed(self, ref: Ref | SeparateValue) -> Ref:
-        return ref.store(self._core, self._call) if isinstance(ref, SeparateValue) else ref
+        return body, tuple(
+            ref.store(self._core, self._call) if isinstance(ref, SeparateValue) else ref for ref in refs
+        )
 
     def _add(self, ref: Ref | SeparateValue) -> int:
         self._refs.append(ref)
@@ -209,11 +211,8 @@ def _messages_each(
         if key not in encoded:
             encoded[key] = Arguments(core, call, arguments, separate)
     _admit(core, separate)
-    placed: dict[tuple[int, ...], Placed] = {}
     for position, key in enumerate(keys):
-        if key not in placed:
-            placed[key] = encoded.pop(key).place()
-        body, refs = placed[key]
+        body, refs = encoded[key].placed
         yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
@@ -231,7 +230,7 @@ def _admit(core: Group, separate: Separate) -> None:
     """Wait until the object store has capacity for the values that messages need."""
     sizes = [value.nbytes for value in separate.values() if value is not None]
     if sizes:
-        core.room.admit(sum(sizes), max(sizes), wait=wait_for_any)
+        core.room.admit(sum(sizes), max(sizes), is_busy=is_any_busy)
 
 
 def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
@@ -243,4 +242,4 @@ def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
     separate: Separate = {}
     arguments = Arguments(core, call, value, separate)
     _admit(core, separate)
-    return arguments.place()
+    return arguments.placed

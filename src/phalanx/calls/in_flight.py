@@ -52,14 +52,9 @@ def make_room(group: Group) -> None:
             return
 
 
-def wait_for_any(seconds: float) -> bool:
-    """Wait ``seconds`` at most for a rank to end a call of this process. Return False if no call is in flight."""
-    for group in session.groups():
-        for call in calls_of(group):
-            if pending := call.arrivals.pending():
-                call.arrivals.wait(pending, 1, seconds)
-                return True
-    return False
+def is_any_busy() -> bool:
+    """Return whether a rank of any group is still running a call of this process."""
+    return any(map(is_busy, session.groups()))
 
 
 def loads(group: Group) -> Counter[int]:

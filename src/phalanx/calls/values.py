@@ -54,7 +54,7 @@ class StoreQuota:
         nbytes: int,
         largest: int,
         what: str = "the arguments of this call take",
-        wait: Callable[[float], bool] | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Wait until the store has capacity for ``nbytes``, of which the largest value takes ``largest``.
 
@@ -62,7 +62,7 @@ class StoreQuota:
             nbytes: bytes of all values.
             largest: bytes of the largest value.
             what: subject of the error message.
-            wait: waits up to the given seconds for a call to end; returns whether any call is in flight.
+            is_busy: returns whether a call is in flight.
 
         Raises:
             DispatchError: if the values do not fit, and no call is in flight whose end would free capacity.
@@ -79,7 +79,7 @@ class StoreQuota:
             )
         until = time.monotonic() + _FREED_WITHIN_S
         while space.free - self._unreported() < nbytes:
-            if wait is not None and wait(_LOOK_EVERY_S):
+            if is_busy():
                 until = time.monotonic() + _FREED_WITHIN_S
             elif time.monotonic() > until:
                 raise DispatchError(
@@ -87,8 +87,7 @@ class StoreQuota:
                     f"{size(space.capacity)} are free on this node, and no call in flight would free more. "
                     f"Nothing was sent. {_ADVICE}"
                 )
-            else:
-                time.sleep(_LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S)
             space = self._backend.store() or space
 
     def _unreported(self) -> int:
