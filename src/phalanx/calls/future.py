@@ -153,16 +153,12 @@ class CallFuture(Awaited[T]):
         Raises:
             Errors of :meth:`result`: if a rank failed, or the ranks have not ended after ``timeout`` seconds.
         """
-        call = self.call
+        call, timeout = self.call, checked_timeout(timeout, "CallFuture.stream")
         if call.streams is not None:
             alone = call.plan.gather.collect == "first"
-            seconds = checked_timeout(timeout, "CallFuture.stream")
-            return ItemStream(call, alone=alone, owner=False, timeout=seconds)
-        return Stream(
-            call.stream(checked_timeout(timeout, "CallFuture.stream")),
-            len(call.plan.ranks),
-            f"{call.group}.{full_name(call.role, call.method)}",
-        )
+            return ItemStream(call, alone=alone, owner=False, timeout=timeout)
+        description = f"{call.group}.{full_name(call.role, call.method)}"
+        return Stream(call.stream(timeout), len(call.plan.ranks), description)
 
     @property
     def group(self) -> str:
