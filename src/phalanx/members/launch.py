@@ -25,7 +25,6 @@ from phalanx.wire.messages import STORE_VARIABLE, RankConfig
 from phalanx.worker.handlers import make_runtime
 
 _LABEL_LENGTH = 80
-_NONE: Mapping[int, Endpoint] = MappingProxyType({})
 
 
 @dataclass
@@ -48,7 +47,7 @@ def launch(
     epoch: int,
     *,
     trace: str = "",
-    kept: Mapping[int, Endpoint] = _NONE,
+    kept: Mapping[int, Endpoint] = MappingProxyType({}),
     places: Sequence[Slot] = (),
     name: str = "",
     amend_request: Callable[[SpawnRequest], SpawnRequest] | None = None,
@@ -84,7 +83,9 @@ def launch(
         request = request if amend_request is None else amend_request(request)
         _check_names(core, request)
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
-        everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
+        by_slot = {endpoint.slot: endpoint for endpoint in [*kept.values(), *endpoints]}
+        in_order = pool.learn({slot: endpoint.facts.slot for slot, endpoint in by_slot.items()})
+        everyone = [by_slot[slot] for slot in places or in_order]
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
         configs = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
         configs = configs if amend is None else [amend(setup) for setup in configs]
@@ -175,15 +176,6 @@ def _check_names(core: Group, request: SpawnRequest) -> None:
             f"none, a driver is starting it now, or has left {', '.join(taken)} behind: "
             "ray.kill(ray.get_actor(..., namespace='phalanx')) ends each of these"
         )
-
-
-def _in_rank_order(
-    pool: ResourcePool, endpoints: Sequence[Endpoint], places: Sequence[Slot]
-) -> list[Endpoint]:
-    """Return processes in the order of ``places``, or else in the rank order of the pool, given their reports."""
-    by_slot = {endpoint.slot: endpoint for endpoint in endpoints}
-    learnt = pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})
-    return [by_slot[slot] for slot in places or learnt]
 
 
 def _rank_configs(
