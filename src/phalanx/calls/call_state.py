@@ -90,7 +90,6 @@ class CallInfo:
     number: int
     listener: CallListener = SILENT
     acts: bool = True
-    is_init: bool = False
     limit: float | None = None
     stall_after: float | None = None
     collector: Target | None = None

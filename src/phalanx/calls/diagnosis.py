@@ -17,6 +17,7 @@ from phalanx.calls.call_state import CallInfo, PendingStream, seconds_until
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change
+from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decoding
 from phalanx.wire.failure import report_of
 
@@ -108,7 +109,8 @@ class Diagnosis:
         self, why: Any, reports: Sequence[RankReport], pending: Sequence[int], **more: Any
     ) -> CallObservation:
         call, ranks = self.call, [self.ranks[position] for position in pending]
-        return CallObservation(why, call.core.name, call.method, reports, ranks, init=call.is_init, **more)
+        is_init = call.number == SETUP_CALL
+        return CallObservation(why, call.core.name, call.method, reports, ranks, init=is_init, **more)
 
     def _interrupt(self, busy: Sequence[int]) -> list[int]:
         """Cancel the call on ranks; return the positions that had not begun it, and never will."""

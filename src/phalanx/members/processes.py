@@ -36,9 +36,7 @@ def start(core: Group) -> None:
     with constructors(core) as call:
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
         core.extras |= launched.extras
-        sent_to(call, core.enter(launched.endpoints), launched.results)
-        call.result(None)
-        make_again(core, call.trace)
+        construct(call, core.enter(launched.endpoints), launched.results)
     open_for_calls(core)
     if not core.backend.immediate:
         health_check.checks.begin()
@@ -62,7 +60,6 @@ def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
         SETUP_CALL,
         listening.current,
         acts=False,
-        is_init=True,
         limit=core.options.start_timeout,
     )
     call.listener.planned(call)
@@ -75,14 +72,22 @@ def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
         raise
 
 
-def sent_to(call: Call, epoch: Epoch, results: Sequence[ResultHandle]) -> None:
-    """Record that the processes of an epoch exist, and were sent their rank configs."""
+def construct(
+    call: Call, epoch: Epoch, results: Sequence[ResultHandle], joining: range | None = None
+) -> None:
+    """Wait for the constructors of processes that were sent their rank configs, and repeat calls there.
+
+    Raises:
+        WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: if a constructor or a call failed.
+    """
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, results)
     call.note_sent(0)
+    call.result(None)
+    _make_again(call.core, call.trace, joining)
 
 
-def make_again(core: Group, trace: str = "", joining: range | None = None) -> None:
+def _make_again(core: Group, trace: str, joining: range | None) -> None:
     """Repeat the calls of the rerun log on the ranks of this epoch, in order.
 
     On ``joining`` ranks, only calls that went to all ranks with equal arguments are repeated.
@@ -127,15 +132,13 @@ def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[N
     Raises:
         GroupClosed: if the group was closed in the meantime; its new processes were ended.
     """
-    number = core.epoch.number
     try:
         yield
     except BaseException as error:
         try:
             undo()
         finally:  # also after a second interrupt
-            if core.epoch.number == number:
-                core.broken(_as_cause(core.name, change, error), core.epoch)
+            core.broken(_as_cause(core.name, change, error), core.epoch)
         if core.closed and isinstance(error, Exception):
             raise closed_while(core.name, change) from error
         raise

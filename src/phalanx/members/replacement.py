@@ -17,7 +17,7 @@ from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State, first_line
 from phalanx.members.launch import launch
-from phalanx.members.processes import constructors, end, make_again, new_ranks, open_for_calls, sent_to, stop
+from phalanx.members.processes import construct, constructors, end, new_ranks, open_for_calls, stop
 from phalanx.members.snapshots import lost_copies, take_together
 from phalanx.wire.messages import STORE_VARIABLE
 from phalanx.worker import handlers
@@ -75,8 +75,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         )
     snapshot = _complete_snapshot(core, gone) if state == "snapshot" else None
     left = core.begin_restart(gone=gone)
-    number = core.epoch.number
-    with new_ranks(core, "be given new ranks", lambda: _undo(core, left, number)):
+    with new_ranks(core, "be given new ranks", lambda: _undo(core, left)):
         _start_replacements(core, left, gone)
         if snapshot is not None:
             _restore(core, snapshot, gone)
@@ -139,9 +138,7 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
         results = dict(zip(new, launched.results, strict=True))
         results |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
-        sent_to(call, epoch, [results[rank] for rank in range(left.size)])
-        call.result(None)
-        make_again(core, call.trace)
+        construct(call, epoch, [results[rank] for rank in range(left.size)])
 
 
 def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
@@ -212,15 +209,13 @@ def _resync_failure(core: Group, sync: Resync) -> str:
     return ""
 
 
-def _undo(core: Group, left: Epoch, number: int) -> None:
+def _undo(core: Group, left: Epoch) -> None:
     """End the new processes of a failed replacement, and make the other ranks ready for another try."""
-    is_current = core.epoch.number == number
     started = [endpoint for endpoint in core.endpoints if endpoint not in left.endpoints]
-    if is_current and not core.endpoints:  # ranks that stay are members again, for another try or to be ended
+    if not core.endpoints:  # ranks that stay are members again, for another try or to be ended
         core.enter(left.endpoints)
     core.backend.kill(started)
-    if is_current:
-        settle(core, left.endpoints)
+    settle(core, left.endpoints)
     if core.closed:  # close() found no members to end
         end(core, core.epoch, 0.0)
 

@@ -20,7 +20,7 @@ from phalanx.group.group import Group, Resync
 from phalanx.group.roster import key_of, publish
 from phalanx.members.launch import launch
 from phalanx.members.meshes import mesh_of
-from phalanx.members.processes import close_workers, constructors, make_again, sent_to, stop
+from phalanx.members.processes import close_workers, construct, constructors, stop
 from phalanx.members.recovery import ensure_ready
 from phalanx.topology.slots import Slot
 from phalanx.worker import handlers
@@ -69,9 +69,7 @@ def _grow(core: Group, size: int) -> None:
             core.extras |= launched.extras
             undo.callback(_remove, core, launched.endpoints, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
-            sent_to(call, epoch, launched.results)
-            call.result(None)
-            make_again(core, call.trace, ranks)
+            construct(call, epoch, launched.results, joining=ranks)
             for sync in _syncs_to(core):
                 sync.bring(core)
         undo.pop_all()

@@ -30,7 +30,7 @@ from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
 from phalanx.members.launch import Launched, launch
-from phalanx.members.processes import constructors, sent_to
+from phalanx.members.processes import construct, constructors
 from phalanx.members.recovery import ensure_ready
 from phalanx.pools.pool import ResourcePool, SlotReservation
 from phalanx.session.session import session
@@ -209,8 +209,7 @@ def _tracked(core: Group) -> TrackedCalls:
 def _settle(launched: Launched, core: Group) -> None:
     try:
         with constructors(core) as call:
-            sent_to(call, core.enter(launched.endpoints), launched.results)
-            call.result(None)
+            construct(call, core.enter(launched.endpoints), launched.results)
     except BaseException:
         core.backend.kill(launched.endpoints)
         core.backend.release(list(launched.extras.values()))
