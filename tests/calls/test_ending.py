@@ -8,7 +8,7 @@ from types import NoneType
 import pytest
 
 import phalanx as px
-from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
+from phalanx.calls.diagnosis import CallObservation, CallOutcome, decide
 from phalanx.errors import RankReport
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
-from phalanx.calls.call_outcome import CallOutcome, decide
 from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
+    CallOutcome,
     Diagnosis,
+    decide,
     not_yet,
     outcome_of_failure,
     outcome_when_late,

@@ -1,4 +1,4 @@
-"""Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
+"""Diagnosis of each rank of a call that did not simply return, and the outcome of the call, which ``decide`` decides.
 
 Ranks that still run a failed or cancelled call are interrupted. Stopping ranks and breaking the group is left to the
 call. A *position* is an index into the ranks of a call.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from phalanx.backends.backend_types import Backend, Endpoint, Lost, ProcessStatus
-from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
 from phalanx.calls.call_state import CallInfo, PendingStream, seconds_until
-from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
-from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
+from phalanx.collect.failures import combine, looks_like_victim, tells_of_a_peer, with_victims
+from phalanx.collect.message import render
+from phalanx.errors import CallCancelled, CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decoding
@@ -26,6 +26,83 @@ CANCELLED_WITHIN_S = 10.0
 _SHORT_WAIT_S = 0.5
 _IN_ORDER = 32
 """Number of waits that collect failures in their order; later failures are collected in batches."""
+
+
+@dataclass(frozen=True)
+class CallObservation:
+    """Facts about a call that did not simply return.
+
+    Attributes:
+        why: a rank failed, a caller's timeout ("impatient") or the deadline ("expired") has passed, or a caller
+            cancels the call.
+        reports: reports of the failed, late or cancelled ranks.
+        pending: ranks that had not ended at the end of the grace period.
+        waited: seconds of the wait.
+        severed: True if collectives were aborted.
+        by_owner: True if all dead ranks were ended on purpose by the group's owner, or ended with it.
+        owner_gone: True if the owner itself had ended.
+        init: True for a call of constructors.
+    """
+
+    why: Literal["failed", "impatient", "expired", "cancelled"]
+    group: str
+    method: str
+    reports: Sequence[RankReport] = ()
+    pending: Sequence[int] = ()
+    waited: float | None = None
+    severed: bool = False
+    by_owner: bool = False
+    owner_gone: bool = False
+    init: bool = False
+
+
+@dataclass(frozen=True)
+class CallOutcome:
+    """Outcome of a call: its error (None: all ranks returned after all), and the consequences for the group.
+
+    ``stop`` are the ranks to stop. ``breaks`` is True if the group breaks, ``closes`` if its owner has closed it.
+    ``over`` is False if only this wait is over and the call continues.
+    """
+
+    error: BaseException | None = None
+    stop: Sequence[int] = ()
+    breaks: bool = False
+    closes: bool = False
+    over: bool = True
+
+
+def decide(seen: CallObservation) -> CallOutcome:
+    """Decide the outcome of a call from an observation. Pure."""
+    if seen.why == "cancelled":
+        return _cancelled(seen)
+    if seen.why == "failed":
+        return _failed(seen)
+    if not seen.pending:
+        return CallOutcome(over=False)  # all ranks have ended since the observation
+    error = combine(seen.group, seen.method, with_victims(seen.reports), timeout=seen.waited, init=seen.init)
+    if seen.why == "impatient":
+        return CallOutcome(error, over=not isinstance(error, CallTimeout))
+    return CallOutcome(error, stop=seen.pending, breaks=True)
+
+
+def _failed(seen: CallObservation) -> CallOutcome:
+    if seen.by_owner:
+        closed = f"group {seen.group!r} was closed, or restarted, by its owner before {seen.method} ended"
+        return CallOutcome(GroupClosed(closed, group=seen.group), stop=seen.pending, closes=True)
+    error = combine(seen.group, seen.method, seen.reports, init=seen.init)
+    died = any(report.kind == "died" for report in seen.reports)
+    return CallOutcome(error, stop=seen.pending, breaks=bool(seen.pending) or died or seen.severed)
+
+
+def _cancelled(seen: CallObservation) -> CallOutcome:
+    """Decide the outcome of a cancellation: none if every rank had returned before."""
+    if not seen.pending and all(report.state == "finished" for report in seen.reports):
+        return CallOutcome(over=False)
+    failures = with_victims(seen.reports)
+    message = render(seen.group, seen.method, failures)
+    error = CallCancelled(message, group=seen.group, method=seen.method, failures=failures)
+    breaks = seen.severed or bool(seen.pending) or any(report.kind == "died" for report in failures)
+    return CallOutcome(error, stop=seen.pending, breaks=breaks)
 
 
 class Diagnosis:
