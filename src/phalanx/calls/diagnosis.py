@@ -146,14 +146,11 @@ class Diagnosis:
         if pending and self.call.core.spare and self.call.acts and (self.owner or lost):
             freed, pending, severed = self._free(pending)
             reports += freed
-        if not by_owner:
-            reports += self._before_stop(
-                pending, "stopped", "had not ended when the call failed, and was stopped", victim=True
-            )
-        owner_gone = any(one.owner_gone for one in lost)
-        return self._seen(
-            "failed", reports, pending, severed=severed, by_owner=by_owner, owner_gone=owner_gone
+        reports += self._before_stop(
+            pending, "stopped", "had not ended when the call failed, and was stopped", victim=True
         )
+        owners = {"by_owner": by_owner, "owner_gone": any(one.owner_gone for one in lost)}
+        return self._seen("failed", reports, pending, severed=severed, **owners)
 
     def observe_late(self, waited: float | None, *, expired: bool = False) -> CallObservation:
         """Observe the call at the end of a caller's wait of ``waited`` seconds or, if ``expired``, at its deadline."""
@@ -380,10 +377,8 @@ def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutco
     if not core.closed and not call.epoch.stopped.isdisjoint(ranks):
         # it failed together with another call, which has the cause
         return CallOutcome(core.lifecycle.broken_error())
-    seen: CallObservation | None = None
-    if not core.closed:
-        seen = Diagnosis(call).observe_failure()
-        core.check_current(call.epoch, ranks, call.method)
+    seen = None if core.closed else Diagnosis(call).observe_failure()
+    core.check_current(call.epoch, ranks, call.method)
     if seen is None or core.closed:
         closed = f"group {core.name!r} was closed before {call.method} ended"
         return CallOutcome(GroupClosed(closed, group=core.name))
