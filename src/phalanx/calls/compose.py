@@ -204,7 +204,10 @@ def _messages_each(
 ) -> Iterator[Message]:
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys: list[tuple[int, ...]] = list(zip(*(map(id, column.values) for column in columns), strict=True))
-    leaves = _shared_leaves(core, plan)
+    # The large tensors and arrays that several ranks get, each once.
+    same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
+    skipped = *_SEPARATE, *StoredParts.kinds, *core.backend.ref_types
+    leaves = large_leaves((same, plan.shared), core.inline_bytes, skipped)
     separate: Separate = dict.fromkeys((id(leaf), False) for leaf in leaves)
     encoded: dict[tuple[int, ...], Arguments] = {}
     for key, arguments in zip(keys, plan.arguments(), strict=True):
@@ -214,13 +217,6 @@ def _messages_each(
     for position, key in enumerate(keys):
         body, refs = encoded[key].placed
         yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
-
-
-def _shared_leaves(core: Group, plan: CallPlan) -> list[Any]:
-    """Return the large tensors and arrays that several ranks get, each once."""
-    same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
-    skipped = *_SEPARATE, *StoredParts.kinds, *core.backend.ref_types
-    return large_leaves((same, plan.shared), core.inline_bytes, skipped)
 
 
 _SEPARATE = (CallFuture, FuturePiece, StoredValue, Readonly)

@@ -126,8 +126,7 @@ class WaitThreads:
             if is_late or all(has_ended) or wait.future.cancelled():
                 over.append(wait)
             elif any(has_ended):
-                if wait.in_part_since is None:
-                    wait.in_part_since = now
+                wait.in_part_since = wait.in_part_since or now
                 if now - wait.in_part_since > _ENDED_IN_PART_S:  # it may have failed, which ends a call
                     in_part.append(wait)
         with self._changed:
