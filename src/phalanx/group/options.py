@@ -72,17 +72,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0  # not nan
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 #: Options of groups and policies, each with a check of its value, and the expected value as text.
 _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (
-        ("start_timeout", "call_timeout", "stall_report_after"),
-        lambda value: _is_number(value) and value > 0,  # not nan
-        "seconds as a positive number",
-    ),
+    (("start_timeout", "call_timeout", "stall_report_after"), _is_positive, "seconds as a positive number"),
     (
         ("num_cpus", "memory"),
         lambda value: _is_number(value) and value >= 0,
@@ -107,7 +107,7 @@ _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "'own' (each rank sees its own devices) or 'node' (each sees all of the group's devices on its node)",
     ),
     (("max_restarts", "max_failures"), _is_count, "a whole number, 0 or more"),
-    (("window_s",), lambda value: _is_number(value) and value > 0, "seconds, more than 0"),
+    (("window_s",), _is_positive, "seconds, more than 0"),
 )
 
 
