@@ -258,8 +258,8 @@ class Call(CallInfo):
         return found
 
     def all_ended(self) -> bool:
-        """Return whether all ranks have ended the call; does not wait."""
-        return self.arrivals.all_ended()
+        """Return whether the call is over, or all ranks have ended it; does not wait."""
+        return self.over or self.arrivals.all_ended()
 
     def has_failed(self) -> bool:
         """Return whether a rank is known to have failed; does not wait."""

@@ -111,7 +111,7 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self.call.over or self.call.all_ended()
+        return self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None.
@@ -239,8 +239,8 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
         ]
         ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)
         for one in waiting:
-            if one in ended and (error := one.exception()) is not None:
-                raise error
+            if one in ended:
+                one.result()
     return [future.result() for future in futures]
 
 

@@ -498,7 +498,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died, without waiting."""
-        return all(call.over or call.all_ended() for call in self.calls)
+        return all(call.all_ended() for call in self.calls)
 
     def pending(self, deadline: float | None = None) -> Pending:
         """Return the references to wait for until the sync has ended."""

@@ -114,7 +114,7 @@ class TrackedCalls:
         call.arrivals = Results(core.backend, [ResultHandle(ref) for ref in refs])
         call.note_sent(0)
         core.recent[call.number] = call
-        while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
+        while self._with_deadline and self._with_deadline[0].all_ended():
             self._with_deadline.popleft()
         if call.deadline is not None:  # which is checked even if no caller waits for the call
             self._with_deadline.append(call)
