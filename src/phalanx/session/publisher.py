@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.metadata
-import logging
 import os
 import socket
 import sys
@@ -19,7 +19,6 @@ from phalanx.session.background import WorkQueue
 
 _FINISHED_WITHIN_S = 1.0
 _STARTED = time.time()
-_log = logging.getLogger("phalanx")
 
 
 def run_record(run: str, job: str) -> RunRecord:
@@ -36,7 +35,7 @@ def _version() -> str:
 
 
 class Publisher:
-    """Publishes records of groups. Errors are only logged: a group works without its record."""
+    """Publishes records of groups. The queue logs errors: a group works without its record."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
@@ -63,7 +62,8 @@ class Publisher:
         with self._lock:
             ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
         for key, one in ended.items():
-            self._withdraw(one, key)
+            with contextlib.suppress(Exception):  # the cluster was lost, and with it the records
+                self._withdraw(one, key)
 
     def _publish(self, group: Any) -> None:
         record: GroupRecord = group.record()
@@ -73,7 +73,7 @@ class Publisher:
             self._put(group.backend, record)
 
     def _withdraw(self, backend: Backend, key: str) -> None:
-        self._write(backend, key, None)
+        backend.publish(key, None)
         with self._lock:
             if self._keys.get(key) is backend:  # else another group of the run has published it since
                 del self._keys[key]
@@ -84,13 +84,7 @@ class Publisher:
         if self._keys.get(run.key) is not backend:
             atexit.unregister(self.finish)
             atexit.register(self.finish)
-            self._write(backend, run.key, to_bytes(run))
-        self._write(backend, record.key, to_bytes(record))
+            backend.publish(run.key, to_bytes(run))
+        backend.publish(record.key, to_bytes(record))
         with self._lock:
             self._keys.update((one.key, backend) for one in withdrawn_later)
-
-    def _write(self, backend: Backend, key: str, value: bytes | None) -> None:
-        try:
-            backend.publish(key, value)
-        except Exception:
-            _log.debug("publishing %s failed", key, exc_info=True)
