@@ -106,11 +106,6 @@ class Arguments:
     def _leaf(self, leaf: Value) -> StoredPlaceholder | None:
         return self._put(leaf) if (id(leaf), False) in self._separate else None
 
-    def _passes(self, future: CallFuture[Any]) -> None:
-        """Notify the listener that the result of another call is among the arguments."""
-        if self._call is not None:
-            self._call.listener.passed(self._call, future.call)
-
     def _stored(self, stored: StoredValue[Any]) -> StoredPlaceholder:
         if not stored.is_on(self._backend):
             return self._put(stored.get())
@@ -133,19 +128,17 @@ class Arguments:
         padding = None if piece is None else piece.pad_to_multiple
         return JoinedPlaceholder(tuple(placed), value.joined, padding)
 
-    def _future(self, future: CallFuture) -> StoredPlaceholder | ResultOf:
-        self._passes(future)
-        parts = future.parts(self._backend)
-        if parts is None:
-            return self._put(future.result())
-        return ResultOf(self._add_values(parts), future.call.plan.gather)
-
     def _piece(self, piece: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
-        if isinstance(piece.future, StoredParts):
-            return self._parts(piece.future, piece)
-        future: CallFuture = piece.future
-        self._passes(future)
+        placeholder_of = self._parts if isinstance(piece.future, StoredParts) else self._future
+        return placeholder_of(piece.future, piece)
+
+    def _future(self, future: CallFuture, piece: FuturePiece | None = None) -> ResultOf | StoredPlaceholder:
+        """Return the placeholder of a future's result, or of a shard of it."""
+        if self._call is not None:
+            self._call.listener.passed(self._call, future.call)
         gather, parts = future.call.plan.gather, future.parts(self._backend)
+        if piece is None:
+            return self._put(future.result()) if parts is None else ResultOf(self._add_values(parts), gather)
         if parts is not None and gather.collect == "list":
             return self._elements(parts, gather, piece)
         if parts is not None and gather.collect == "first":
