@@ -99,9 +99,7 @@ def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
     for name, mesh in meshes.items():
         groups = mesh.dp_groups()
         size = mesh.world_size // len(groups)
-        in_a_row = all(
-            sorted(ranks) == list(range(at * size, (at + 1) * size)) for at, ranks in enumerate(groups)
-        )
+        in_a_row = [rank for ranks in groups for rank in sorted(ranks)] == [*range(mesh.world_size)]
         if "dp" not in mesh.axes or not in_a_row:
             raise DeclarationError(
                 f"px.resize({group}): its mesh {name!r} is {mesh!r}; expected the axis dp, as the slowest one, so that "
