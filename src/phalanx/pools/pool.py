@@ -184,8 +184,8 @@ class ResourcePool:
         self._check_open()
         for name, holding in self.holdings.items():
             with holding.lock:
-                unknown = [s for s in self._view.slots if s.pool == name and not holding.knows(s)]
-                if unknown:
+                unknown = [s for s in self._view.slots if s.pool == name and s not in holding.accelerators]
+                if unknown and holding.resource is not None:
                     ids = holding.backend.probe(unknown, {name: holding.reservation}, holding.bundle)
                     holding.accelerators.update(zip(unknown, ids, strict=True))
         self._sort()
@@ -323,7 +323,7 @@ class ResourcePool:
     def keep(self) -> None:
         """Keep the slots until they are released, even if no reference to the pool is left in this process."""
         if not self.closed:
-            session.keep_pool(self)
+            session.kept_pools.add(self)
 
     def __enter__(self) -> ResourcePool:
         return self

@@ -83,10 +83,6 @@ class SlotReservation:
         if self.finalizer is not None:
             self.finalizer.detach()
 
-    def knows(self, slot: Slot) -> bool:
-        """Return whether the accelerators of the slot are known (it may have none)."""
-        return self.resource is None or slot in self.accelerators
-
     def accelerator_text(self, slot: Slot) -> str | None:
         """Return the accelerators of a slot for a table."""
         if self.resource is None:

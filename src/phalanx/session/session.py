@@ -65,6 +65,7 @@ class Session:
         publisher: publishes groups for the commands.
         waiters: threads that wait for calls.
         counts: calls and bytes of all groups, and of stored values.
+        kept_pools: open pools that are kept alive, because other processes use their groups.
         pool_numbers, group_numbers: count the pools and groups made in this process.
     """
 
@@ -87,7 +88,7 @@ class Session:
         self._used_names: set[str] = set()
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._kept_pools: set[Any] = set()
+        self.kept_pools: set[Any] = set()
         self._before_groups: list[Callable[[Backend | None], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
 
@@ -186,16 +187,11 @@ class Session:
         with self._open_lock:
             self._pools.add(pool)
 
-    def keep_pool(self, pool: Any) -> None:
-        """Keep a pool alive while it is open, because other processes use its groups."""
-        with self._open_lock:
-            self._kept_pools.add(pool)
-
     def forget_pool(self, pool: Any) -> None:
         """Remove a closed pool. Idempotent."""
         with self._open_lock:
             self._pools.discard(pool)
-            self._kept_pools.discard(pool)
+        self.kept_pools.discard(pool)
 
     def pools(self) -> list[Any]:
         """Return the pools that hold slots, each a ``ResourcePool``, in the order in which they were made."""
