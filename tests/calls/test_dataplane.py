@@ -322,7 +322,7 @@ def test_a_value_that_does_not_fit_waits_for_calls_in_flight() -> None:
         store.free += 60 * MB
         return True
 
-    StoreQuota(store).admit(150 * MB, 150 * MB, is_busy=one_ends)
+    StoreQuota(store).admit([150 * MB], is_busy=one_ends)
     assert len(looks) == 3
 
 
@@ -332,11 +332,11 @@ def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
     monkeypatch.setattr("phalanx.calls.values._FREED_WITHIN_S", 0.1)
     monkeypatch.setattr("phalanx.calls.values._REPORTED_WITHIN_S", 60.0)
     with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
-        StoreQuota(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, is_busy=lambda: False)
+        StoreQuota(Store(256 * MB, 10 * MB)).admit([150 * MB], is_busy=lambda: False)
     made = StoreQuota(Store(256 * MB, 256 * MB))
     made.took(150 * MB)
     with pytest.raises(px.DispatchError, match="no call in flight"):
-        made.admit(150 * MB, 150 * MB, is_busy=lambda: False)
+        made.admit([150 * MB], is_busy=lambda: False)
 
 
 @pytest.mark.parametrize("mark", [lambda value: value, px.readonly], ids=["private", "readonly"])

@@ -51,22 +51,21 @@ class StoreQuota:
 
     def admit(
         self,
-        nbytes: int,
-        largest: int,
+        sizes: Sequence[int],
         what: str = "the arguments of this call take",
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until the store has capacity for ``nbytes``, of which the largest value takes ``largest``.
+        """Wait until the store has capacity for values.
 
         Args:
-            nbytes: bytes of all values.
-            largest: bytes of the largest value.
+            sizes: bytes of each value.
             what: subject of the error message.
             is_busy: returns whether a call is in flight.
 
         Raises:
             DispatchError: if the values do not fit, and no call is in flight whose end would free capacity.
         """
+        nbytes = sum(sizes)
         if nbytes < self.unchecked:
             return
         space = self._backend.store()
@@ -74,7 +73,7 @@ class StoreQuota:
             return
         if nbytes > space.capacity:
             raise DispatchError(
-                f"{what} {size(nbytes)} in the object store (the largest value {size(largest)}), which holds "
+                f"{what} {size(nbytes)} in the object store (the largest value {size(max(sizes))}), which holds "
                 f"{size(space.capacity)} on this node. Nothing was sent. {_ADVICE}"
             )
         until = time.monotonic() + _FREED_WITHIN_S
@@ -158,7 +157,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     """
     storing = session.get_backend(backend)
     encoded = encode(value, readonly=readonly)
-    StoreQuota(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
+    StoreQuota(storing).admit([encoded.nbytes], "the value given to px.put takes")
     session.counts.stored_bytes += encoded.nbytes
     return StoredValue(storing, storing.put(encoded), encoded.nbytes)
 

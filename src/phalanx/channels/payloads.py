@@ -47,7 +47,7 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     if encoded.nbytes <= settings().inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
     backend = channel._backend
-    StoreQuota(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
+    StoreQuota(backend).admit([encoded.nbytes], "the item put into a channel takes")
     ref, number = backend.put(encoded), next(_numbers)
     stored_items[number] = channel._client(), ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
