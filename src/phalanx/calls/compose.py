@@ -129,8 +129,9 @@ class Arguments:
         return JoinedPlaceholder(tuple(placed), value.joined, padding)
 
     def _piece(self, piece: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
-        placeholder_of = self._parts if isinstance(piece.future, StoredParts) else self._future
-        return placeholder_of(piece.future, piece)
+        if isinstance(piece.future, StoredParts):
+            return self._parts(piece.future, piece)
+        return self._future(piece.future, piece)
 
     def _future(self, future: CallFuture, piece: FuturePiece | None = None) -> ResultOf | StoredPlaceholder:
         """Return the placeholder of a future's result, or of a shard of it."""
