@@ -219,7 +219,8 @@ _SEPARATE = (CallFuture, FuturePiece, StoredValue, Readonly)
 def _admit(core: Group, separate: Separate) -> None:
     """Wait until the object store has capacity for the values that messages need."""
     sizes = [value.nbytes for value in separate.values() if value is not None]
-    core.room.admit(sizes, is_busy=is_any_busy)
+    if sizes:
+        core.room.admit(sizes, is_busy=is_any_busy)
 
 
 def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
