@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from phalanx.backends.backend_types import Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import SlotReservation, Tenant, books, check_options, resource_of
@@ -64,10 +63,7 @@ class ResourcePool:
         name = f"{name_prefix or 'pool'}-{number}"
         # A template without slots, whose reserve() makes reservations of the same kind.
         kind = SlotReservation(
-            pool=name,
             backend=chosen,
-            reservation=Reservation(None),
-            blocks=(),
             bundle=bundle_resources(resource, accelerators, accelerator_type),
             resource=resource,
             max_colocate_count=checked_number("ResourcePool: max_colocate_count", max_colocate_count, 1),

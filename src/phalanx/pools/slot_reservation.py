@@ -41,15 +41,15 @@ class SlotReservation:
     True, its slots are reserved.
     """
 
-    pool: str
     backend: Backend
-    reservation: Reservation
-    blocks: tuple[int, ...]
     bundle: Mapping[str, float]
     resource: str | None
     max_colocate_count: int
     accelerators_per_slot: int
     detached: bool
+    pool: str = ""
+    blocks: tuple[int, ...] = ()
+    reservation: Reservation = field(default_factory=lambda: Reservation(None))
     reservation_name: str = ""
     groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
