@@ -19,7 +19,6 @@ from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")
 
-_UNCHECKED = 32 << 20
 _REMEMBERED = 1024
 _REPORTED_WITHIN_S = 0.3  # the backend's statistics may lack values that were stored more recently
 _LOOK_EVERY_S = 0.05
@@ -38,7 +37,7 @@ class StoreQuota:
     them; a call that does not fit at all fails.
     """
 
-    unchecked = _UNCHECKED  # bytes; smaller requests are not checked
+    unchecked = 32 << 20  # bytes; smaller requests are not checked
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
