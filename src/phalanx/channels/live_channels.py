@@ -170,4 +170,4 @@ def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
 
 live_channels = LiveChannels()
 """Channels of this process."""
-session.before_groups_close(live_channels.close_all)
+session.before_groups_close.append(live_channels.close_all)

@@ -365,4 +365,4 @@ def keep_saved() -> None:
         _saver.begin()
 
 
-session.at_shutdown(save_environment_trace)
+session.at_shutdown.append(save_environment_trace)

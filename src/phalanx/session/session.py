@@ -66,6 +66,9 @@ class Session:
         waiters: threads that wait for calls.
         counts: calls and bytes of all groups, and of stored values.
         kept_pools: open pools that are kept alive, because other processes use their groups.
+        before_groups_close: functions to call before the groups of a backend are closed: with the backend, or None for
+            all. The cluster may be lost already (``connected()`` is False): there is nothing to free there then.
+        at_shutdown: functions that :meth:`shutdown` calls after all groups are closed and before backends are left.
         pool_numbers, group_numbers: count the pools and groups made in this process.
     """
 
@@ -89,8 +92,8 @@ class Session:
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self.kept_pools: set[Any] = set()
-        self._before_groups: list[Callable[[Backend | None], None]] = []
-        self._at_shutdown: list[Callable[[], None]] = []
+        self.before_groups_close: list[Callable[[Backend | None], None]] = []
+        self.at_shutdown: list[Callable[[], None]] = []
 
     # Connection
 
@@ -201,17 +204,6 @@ class Session:
 
     # End
 
-    def before_groups_close(self, callback: Callable[[Backend | None], None]) -> None:
-        """Register a function to call before the groups of a backend are closed: with the backend, or None for all.
-
-        The cluster may be lost already (``connected()`` is False): the function then has nothing to free there.
-        """
-        self._before_groups.append(callback)
-
-    def at_shutdown(self, callback: Callable[[], None]) -> None:
-        """Register a function that :meth:`shutdown` calls after all groups are closed and before backends are left."""
-        self._at_shutdown.append(callback)
-
     def shutdown(self) -> None:
         """Close everything that is open, detached pools too; leave a cluster that this session connected to.
 
@@ -221,7 +213,7 @@ class Session:
             self._let_go(None)
             self._backend = self.shown = None
             self._inline_resources = {}
-            for callback in (*self._at_shutdown, *(backend.leave for backend in self._backends.values())):
+            for callback in (*self.at_shutdown, *(backend.leave for backend in self._backends.values())):
                 _attempt(callback)
             if self._started_ray:
                 from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
@@ -248,7 +240,7 @@ class Session:
         for group in groups:
             if backend is not None or group.owner:
                 group.lifecycle.closed_because = CLUSTER_LEFT
-        for callback in self._before_groups:
+        for callback in self.before_groups_close:
             _attempt(callback, backend)
         for pool in self.pools():
             if backend in (None, pool.backend_api):
