@@ -194,16 +194,17 @@ class ResourcePool:
             self._view = SlotView(tuple(self._view.slots[index] for index in order))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
-        """Note the accelerators that processes report; return the slots in rank order, which depends on them."""
+        """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
         for slot, fact in facts.items():
             holding = self.holdings[slot.pool]
+            holding.facts[slot] = fact
             if holding.resource is not None:
                 holding.accelerators.setdefault(slot, fact.accelerator_ids)
         self._sort()
         return self._view.slots
 
     def repair(self, timeout: float) -> None:
-        """Reserve the slots of lost nodes again; their known accelerators are forgotten.
+        """Reserve the slots of lost nodes again; stored facts about them are forgotten.
 
         Raises:
             PlacementError: if there is no capacity for them.
@@ -212,20 +213,21 @@ class ResourcePool:
         for holding in self.holdings.values():
             with holding.lock:
                 moved = holding.backend.repair(holding.reservation, timeout)
-                for slot in [slot for slot in holding.accelerators if slot.block in moved]:
-                    del holding.accelerators[slot]
+                for known in (holding.facts, holding.accelerators):
+                    for slot in [slot for slot in known if slot.block in moved]:
+                        del known[slot]
 
     def explain(self) -> Table:
         """Return a table of the slots with their nodes and groups."""
         reservations = {name: holding.reservation for name, holding in self.holdings.items()}
         nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
-        hosts = {} if self.closed else {node.node_id: node.host for node in self.backend_api.nodes()}
         rows: list[tuple[Any, ...]] = []
         for rank, slot in enumerate(self.slots):
             holding = self.holdings[slot.pool]
+            known = holding.facts.get(slot)
             groups = [group.name for group in holding.groups.get(slot, ())]
-            node = nodes[rank] if nodes else ""
-            where = (hosts.get(node), node[:8] or None, holding.accelerator_text(slot))
+            node = nodes[rank][:8] if nodes else None
+            where = (known.host if known else None, node, holding.accelerator_text(slot))
             used = f"{len(groups)} of {holding.max_colocate_count}"
             rows.append((rank, slot.pool, slot.block, self.local_ranks[rank], *where, used, groups))
         columns = (

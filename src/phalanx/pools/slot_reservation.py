@@ -1,4 +1,4 @@
-"""Reservations behind pools: their slots, the groups on each slot, and its known accelerators."""
+"""Reservations behind pools: their slots, the groups on each slot, and the known facts about each slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.environment import resource_names
 from phalanx.topology.placement import share
-from phalanx.topology.slots import Slot
+from phalanx.topology.slots import Slot, SlotInfo
 
 
 class Tenant(Protocol):
@@ -35,7 +35,7 @@ class Tenant(Protocol):
 
 @dataclass
 class SlotReservation:
-    """A reservation with the groups on each slot, and its known accelerators.
+    """A reservation with the groups on each slot, and the known facts about each slot.
 
     ``blocks`` has the size of each block, in slots. While ``open`` is True, groups may start on it; while ``held`` is
     True, its slots are reserved.
@@ -52,6 +52,7 @@ class SlotReservation:
     reservation: Reservation = field(default_factory=lambda: Reservation(None))
     reservation_name: str = ""
     groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
+    facts: dict[Slot, SlotInfo] = field(default_factory=dict[Slot, SlotInfo], init=False)
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
     lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     open: bool = field(default=True, init=False)
