@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from phalanx.channels.batch import NO_LENGTHS, Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
-from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest
+from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, reclaim
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
-from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack, reclaim
+from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
 from phalanx.display.tables import Table
 from phalanx.display.text_format import size
@@ -424,9 +424,10 @@ def _end_of_loop() -> Generator[None]:
 
 def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:
     """Free the bytes of an item that the channel did not accept."""
-    failed = future.exception() is not None
-    if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
-        reclaim(payload)
+    if isinstance(payload, StoredPayload):
+        failed = future.exception() is not None
+        if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
+            reclaim(payload.number)
 
 
 def _limit_text(maxsize: int | None, by: str) -> str:

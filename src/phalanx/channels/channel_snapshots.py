@@ -10,13 +10,13 @@ from typing import Any
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
-from phalanx.channels.hub import Payload
-from phalanx.channels.hub_client import HubObject
+from phalanx.channels.hub import Payload, StoredPayload
+from phalanx.channels.hub_client import HubClient, HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
-from phalanx.channels.payloads import pack, reclaim, to_bytes
+from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
 from phalanx.channels.staleness_state import Item
-from phalanx.errors import ChannelError
+from phalanx.errors import ChannelError, DeclarationError
 from phalanx.wire.codec import decode
 
 _ATTEMPTS = 3
@@ -41,11 +41,12 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     objects = check_owned(channels, staleness)
     end_with_calls()
     for _ in range(_ATTEMPTS):
-        states: list[dict[str, Any]] | None = _ask_hub(objects, "snapshot", [one._key for one in objects])
-        if states is None:
+        answer = _client(objects).request("", "snapshot", [one._key for one in objects])
+        if answer[0] != "done" or answer[1] is None:
             raise ChannelError(
                 "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
             )
+        states: list[dict[str, Any]] = answer[1]
         try:
             for one, state in zip(channels, states, strict=False):
                 for item in _items(state):
@@ -109,30 +110,25 @@ def restore_values(
         )
     states = {one._key: saved.channels[one.name] for one in channels}
     state = saved.staleness if staleness is not None else None
+    client = _client(objects)
     stored: list[Payload] = []
     try:
         for one in channels:
             for item in _items(saved.channels[one.name]):
-                item.payload, item.request = pack(one, item.payload)[0], (one._client().name, -1)
+                item.payload, item.request = pack(one, item.payload)[0], (client.name, -1)
                 stored.append(item.payload)
         key = staleness._key if staleness and state else None
-        _ask_hub(objects, "restore", states, key, state)
-    except Exception:
+        if client.request("", "restore", states, key, state)[0] != "done":
+            raise ChannelError("px.channels.restore: the process that hosts the channels died")
+    except Exception as error:
         for payload in stored:
-            reclaim(payload)
-        raise
-
-
-def check_unused(channels: Sequence[Channel], staleness: StalenessManager | None) -> None:
-    """Check that channels and a staleness can be restored.
-
-    Raises:
-        DeclarationError: if an item was put or rows were leased before.
-        ChannelError: as :func:`restore_values`.
-    """
-    objects = check_owned(channels, staleness)
-    if objects:
-        _ask_hub(objects, "check_unused", [one._key for one in objects])
+            if isinstance(payload, StoredPayload):
+                reclaim(payload.number)
+        if not isinstance(error, ValueError):
+            raise
+        raise DeclarationError(
+            f"px.channels.restore: {error}; restore before the channels are used"
+        ) from None
 
 
 def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None) -> list[HubObject]:
@@ -159,11 +155,7 @@ def _items(state: dict[str, Any]) -> list[Item]:
     return [*{units.number: units.item for units in state["ranges"]}.values()]
 
 
-def _ask_hub(objects: Sequence[HubObject], verb: str, *args: Any) -> Any:
-    """Return the answer of the hub of channels and a staleness to a request about all of them."""
+def _client(objects: Sequence[HubObject]) -> HubClient:
     if not objects:
         raise ChannelError("px.channels: no channel and no staleness was given; give at least one")
-    answer = objects[0]._client().request("", verb, *args)
-    if answer[0] != "done":
-        raise ChannelError("px.channels: the process that hosts the channels died")
-    return answer[1]
+    return objects[0]._client()

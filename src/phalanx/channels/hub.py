@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState, refuse
 from phalanx.channels.staleness_state import Done, Item, RequestId, StalenessState
-from phalanx.errors import DeclarationError, InternalError
+from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
@@ -84,8 +84,8 @@ class Hub:
                 done = partial(self._post, peer, ticket) if is_answered else _ignore
                 try:
                     self._execute((peer, ticket), done, key, verb, args)
-                except (ValueError, DeclarationError) as error:
-                    done(type(error)(str(error)))
+                except ValueError as error:
+                    done(ValueError(str(error)))
                 except Exception as error:
                     cause = f"{verb}: {type(error).__name__}: {error}"
                     done(InternalError(f"a request to a channel failed at its hub: {cause}"))
@@ -165,24 +165,18 @@ class Hub:
         is_open = all(key in self._states for key in keys)
         return [self._states[key].state() for key in keys] if is_open else None
 
-    def _check_unused(self, keys: Sequence[str]) -> None:
-        """Raise DeclarationError if an item was put into one of the channels, or rows of a staleness were leased."""
-        for state in [self._states[key] for key in keys]:
-            is_channel = isinstance(state, ChannelState)
-            if (state.items if is_channel else state.stats().rows).submitted:
-                raise DeclarationError(
-                    f"{f'channel {state.name!r}' if is_channel else 'the staleness'} cannot be restored, because it "
-                    "was used already; restore or resume before channels and staleness are used"
-                )
-
     def _restore(
         self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]
     ) -> None:
-        """Restore channels and a staleness from their states, after :meth:`_check_unused`."""
-        self._check_unused([*channels, *([] if staleness is None else [staleness])])
+        """Restore channels and a staleness from their states. Raises ValueError if they were used before."""
         states: dict[str, Any] = self._states
+        for key in channels:
+            if states[key].items.submitted:
+                raise ValueError(f"an item was put into channel {states[key].name!r} already")
         if staleness is not None:
             bound = states[staleness]
+            if bound.stats().rows.submitted:
+                raise ValueError("rows of the staleness were leased already")
             ranges = [units for saved in channels.values() for units in saved["ranges"]]
             bounded = [units for units in ranges if units.item.versions]
             for units in bounded:

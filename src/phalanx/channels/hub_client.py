@@ -65,6 +65,11 @@ stored_items: dict[int, tuple[HubClient, Ref]] = {}
 """Large items of this process by number: client of the channel, and the reference that keeps them alive."""
 
 
+def reclaim(number: int) -> None:
+    """Free a stored item."""
+    stored_items.pop(number, None)
+
+
 def _answer_within(seconds: float | None, future: Future[Any]) -> tuple[Any, ...] | None:
     try:
         return future.result(seconds)
@@ -123,7 +128,7 @@ class HubClient:
 
     def _free_items(self) -> None:
         for number in [number for number, (client, _) in [*stored_items.items()] if client is self]:
-            stored_items.pop(number, None)
+            reclaim(number)
 
     def _flush(self, *requests: Request) -> None:
         """Send the deferred requests, and then others."""
@@ -146,7 +151,7 @@ class HubClient:
 
     def _receive_answer(self, ticket: int | None, result: Any) -> None:
         if ticket is None:
-            stored_items.pop(result, None)
+            reclaim(result)
             return
         future = self._futures.pop(ticket, None)
         if future is None:

@@ -83,12 +83,6 @@ def source(backend: Backend, payload: Payload) -> bytes | Ref:
     return own[-1]
 
 
-def reclaim(payload: Payload) -> None:
-    """Free the bytes of an item that this process stores, before the hub knows of the item."""
-    if isinstance(payload, StoredPayload):
-        stored_items.pop(payload.number, None)
-
-
 def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
     """Return the length of each row of an item, which must be a finite number."""
     if callable(lengths):

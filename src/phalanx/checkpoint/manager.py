@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 from phalanx.channels.channel import Channel
-from phalanx.channels.channel_snapshots import check_owned, check_unused, read, restore_values, snapshot
+from phalanx.channels.channel_snapshots import check_owned, read, restore_values, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_load import (
@@ -219,7 +219,7 @@ class CheckpointManager:
             flow, versions = b"", {}
             if self._channels or self._staleness is not None:
                 _log.warning("%s is of format 1: its channels and staleness are not restored", step.folder)
-        check_unused(self._channels, self._staleness)
+        self._check_unused()
         try:
             content = read(flow) if flow else None
         except ChannelError as error:
@@ -247,6 +247,16 @@ class CheckpointManager:
             _generators().load_state_dict(generators)  # last: loading may draw random numbers
 
         return put
+
+    def _check_unused(self) -> None:
+        used = [f"channel {channel.name!r}" for channel in self._channels if channel.items.submitted]
+        if self._staleness is not None and self._staleness.stats.rows.submitted:
+            used.append("the staleness")
+        if used:
+            raise DeclarationError(
+                f"run.resume: {used[0]} cannot be restored, because it was used already; resume before "
+                "channels and staleness are used"
+            )
 
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
