@@ -50,7 +50,6 @@ def test_a_missing_attribute_is_an_error_of_the_actor(instances: dict[str, Any],
     [
         (None, True),
         ("text", True),
-        ([1, {"a": 2.5}], True),
         (np.arange(6)[::2], True),
         (b"bytes", False),
         (np.ones(1 << 17, np.uint8), False),
@@ -58,12 +57,8 @@ def test_a_missing_attribute_is_an_error_of_the_actor(instances: dict[str, Any],
     ],
 )
 def test_small_outputs_are_sent_as_bytes_and_all_arrive_as_they_were(output: Any, is_packed: bool) -> None:
-    class Runtime:
-        def run(self, _: object) -> Any:
-            return encoded(output)
-
     actor = shell(WorkerActor, {})
-    actor._runtime = Runtime()
+    actor._runtime.run = lambda _: encoded(output)
     sent = actor._px_call(b"message")
     (arrived,) = unpacked([pickle.loads(pickle.dumps(sent, 5))])
 

@@ -188,6 +188,7 @@ def test_an_exception_group_is_raised_as_an_exception_group(group: Any) -> None:
 def test_the_backend_reads_the_files_of_every_rank(group: Any) -> None:
     transport, endpoints = group.core.backend, group.core.endpoints
     paths = [endpoint.facts.files + ".test" for endpoint in endpoints]
+    Path(paths[0]).parent.mkdir(parents=True, exist_ok=True)
     group.run(lambda worker: Path(paths[worker.rank]).write_text(f"rank {worker.rank}"))
     assert [transport.read(e, p, 0, 100) for e, p in zip(endpoints, paths, strict=True)] == [
         f"rank {rank}".encode() for rank in range(group.world_size)

@@ -142,11 +142,17 @@ def load(runner: VllmRunner) -> None:
     memory.close()
 
 
-def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
-    """Return key, token and version of the tokens of the next step."""
+def tokens_of_step(
+    runner: VllmRunner, begun: threading.Event | None = None
+) -> list[tuple[int, int, int | None]]:
+    """Return key, token and version of the tokens of the next step; ``begun`` is set once it waits."""
 
     async def step() -> Any:
-        return await asyncio.wait_for(runner.step(), 10)
+        pending = asyncio.ensure_future(runner.step())
+        await asyncio.sleep(0)
+        if begun is not None:
+            begun.set()
+        return await asyncio.wait_for(pending, 10)
 
     return [(one.answer.key, one.token, one.version) for one in asyncio.run(step())]
 
@@ -174,17 +180,11 @@ def test_steps_return_tokens_with_their_weight_version_and_a_load_pauses_the_eng
 
 
 def test_a_step_returns_the_tokens_of_all_answers_that_vllm_samples_together(runner: VllmRunner) -> None:
-    begins = threading.Event()
-    runner._loop.call_soon_threadsafe(begins.wait)
+    samples = threading.Event()
+    runner._loop.call_soon_threadsafe(samples.wait)
     runner.add([answer(1), answer(2)])
 
-    async def step() -> Any:
-        pending = asyncio.ensure_future(runner.step())
-        await asyncio.sleep(0)
-        begins.set()
-        return await asyncio.wait_for(pending, 10)
-
-    assert [one.answer.key for one in asyncio.run(step())] == [1, 2]
+    assert tokens_of_step(runner, begun=samples) == [(1, 7, 0), (2, 7, 0)]
 
 
 BOTH = ["weights", "kv_cache"]

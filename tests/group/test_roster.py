@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.inline import InlineRank
 from phalanx.group import roster
+from phalanx.members import resize
 from phalanx.session.session import session
 
 
@@ -114,20 +114,23 @@ def test_a_view_that_missed_many_changes_calls_current_ranks(
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
     assert sum(group.run(lambda worker: worker.steps)) == 8
     assert asked.result() == (3, 1), "results of ranks that left stay"
+    assert group.core.departed.maxlen, "the roster does not grow with the number of changes"
 
 
-def test_the_roster_does_not_grow_with_the_number_of_changes(
+def test_a_call_on_a_leaving_rank_ends_although_its_view_reads_the_roster_meanwhile(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view_of(group, monkeypatch)
-    monkeypatch.setattr(group.core, "departed", deque(maxlen=3))
-    sizes: list[int] = []
-    for _ in range(3):
-        px.resize(group, 4)
-        px.resize(group, 1)
-        sizes.append(len(group.core.backend.published(group.core.roster_key) or b""))
+    view, wait = view_of(group, monkeypatch), resize._late
+    asked = view[3].step.submit()
 
-    assert sizes[0] == sizes[2]
+    def refuse_and_wait(*args: Any) -> list[int]:
+        view[3].step()  # refused, so that the view reads the roster, and repeated elsewhere
+        return wait(*args)
+
+    monkeypatch.setattr(resize, "_late", refuse_and_wait)
+    px.resize(group, 1)
+
+    assert asked.result() == (3, 1)
 
 
 def test_a_call_of_a_replaced_rank_is_stale_and_a_call_of_a_rank_that_left_is_repeated(

@@ -323,7 +323,8 @@ def pack(core: Group) -> PortableGroup:
     if core.has_pool and not core.handle.detached and not core.roster_key:
         core.roster_key = f"roster/{session.run_id}/{core.handle.number}"
         publish(core)
-    return PortableGroup(core.run, core.backend.name, core.handle, Roster.of(core), core.roster_key)
+    roster = replace(Roster.of(core), departed=frozenset())  # which are read again with a newer roster
+    return PortableGroup(core.run, core.backend.name, core.handle, roster, core.roster_key)
 
 
 def unpack(portable: PortableGroup) -> Group:

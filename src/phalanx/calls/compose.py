@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.backends.backend_types import Ref, ResultHandle
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
-from phalanx.calls.in_flight import is_any_busy
+from phalanx.calls.in_flight import is_busy
 from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
@@ -220,7 +220,7 @@ def _admit(core: Group, separate: Separate) -> None:
     """Wait until the object store has capacity for the values that messages need."""
     sizes = [value.nbytes for value in separate.values() if value is not None]
     if sizes:
-        core.room.admit(sizes, is_busy=is_any_busy)
+        core.room.admit(sizes, is_busy=lambda: any(map(is_busy, session.groups())))
 
 
 def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:

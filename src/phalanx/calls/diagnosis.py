@@ -7,6 +7,7 @@ call. A *position* is an index into the ranks of a call.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -370,8 +371,9 @@ def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutco
     """
     core, ranks = call.core, call.plan.ranks
     core.check_current(call.epoch, ranks, call.method)
-    if call.error is None and call.cancels.acquire(timeout=CANCELLED_WITHIN_S):
-        call.cancels.release()  # no thread is cancelling the call any more
+    limit = time.monotonic() + CANCELLED_WITHIN_S
+    while call.error is None and call.cancels.locked() and time.monotonic() < limit:
+        time.sleep(0.01)  # Ctrl-C after taking the lock would leave it locked
     if call.error is not None:
         return CallOutcome(call.error)
     if not core.closed and not call.epoch.stopped.isdisjoint(ranks):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import PendingStream
 from phalanx.group.group import Group
-from phalanx.session.session import session
 
 _LOOKS_AGAIN_S = 0.02
 
@@ -50,11 +49,6 @@ def make_room(group: Group) -> None:
                 group.forget(call)
         if not is_full:  # only streams are left
             return
-
-
-def is_any_busy() -> bool:
-    """Return whether a rank of any group is still running a call of this process."""
-    return any(map(is_busy, session.groups()))
 
 
 def loads(group: Group) -> Counter[int]:

@@ -156,13 +156,14 @@ class Channel(HubObject):
     ) -> PendingRequest[tuple[int, int]]:
         """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
         timeout = checked_timeout(timeout, "Channel.put")
-        packed = pack(self, item, self._lengths)
-        pending = PendingRequest(self, timeout, self._accepted, "put", packed, leased)
-        if isinstance(packed[0], StoredPayload):
-            pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
-            client = self._client()
+        packed, client = pack(self, item, self._lengths), self._client()
+        is_stored = isinstance(packed[0], StoredPayload)
+        if is_stored:
             # On the inline backend no consumer could take items while a rank closes.
             leave_at_exit(client, self._backend, self._key, self._handoff or client.is_local)
+        pending = PendingRequest(self, timeout, self._accepted, "put", packed, leased)
+        if is_stored:
+            pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
         return pending
 
     def _accepted(self, request: RequestId, answer: tuple[Any, ...]) -> tuple[int, int]:

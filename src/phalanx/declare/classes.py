@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -136,7 +137,8 @@ def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspe
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(MethodType(function, object()))  # without self
-    except (ValueError, TypeError):
-        return None
+    # Without self. A function without a positional parameter cannot be a bound method, and is refused by its arguments.
+    for described in (MethodType(function, object()), function):
+        with contextlib.suppress(ValueError, TypeError):
+            return inspect.signature(described)
+    return None

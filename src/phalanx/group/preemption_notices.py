@@ -61,9 +61,9 @@ class NoticeQueue:
         with self._lock:
             for node in draining:
                 here = tuple(rank for rank, slot in enumerate(slots) if slot.node_id == node.node_id)
-                deadline, known = self._draining.get(node.node_id, (None, frozenset[int]()))
-                self._draining[node.node_id] = node.deadline, known.union(here)
+                deadline, known = self._draining.setdefault(node.node_id, (None, frozenset[int]()))
                 if here and (deadline != node.deadline or not known.issuperset(here)):
+                    self._draining[node.node_id] = node.deadline, known.union(here)
                     place = node.node_id, slots[here[0]].host
                     self._notices.append(
                         PreemptionNotice(self._group, here, *place, node.deadline, node.reason)

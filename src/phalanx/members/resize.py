@@ -67,6 +67,7 @@ def _grow(core: Group, size: int) -> None:
             kept = dict(enumerate(old.endpoints))
             launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
             core.extras |= launched.extras
+            undo.callback(_free, core, list(launched.extras))  # the start may have sorted the slots
             undo.callback(_remove, core, launched.endpoints, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             construct(call, epoch, launched.results, joining=ranks)
@@ -103,6 +104,7 @@ def _shrink(core: Group, size: int) -> Results:
             stream.run_to_end()
     with core.send_lock:  # earlier calls arrive before the request, and none after it
         epoch = core.change(core.endpoints, size)
+        core.departed.extend(key_of(one.facts) for one in epoch.endpoints[size:])
         asked = _leave(core)
         _tell(core, epoch)
         return asked
@@ -137,8 +139,6 @@ def _finish(core: Group, asked: Results, timeout: float | None) -> None:
         )
     for endpoint in leavers:
         endpoint.retired = True
-        core.departed.append(key_of(endpoint.facts))
-    publish(core)  # before they end: a view repeats the calls that they no longer begin
     close_workers(core, epoch, tail, _LEAVE_PATIENCE_S)
     stop(core, leavers)
     if core.closed:

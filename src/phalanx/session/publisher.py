@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib.metadata
 import os
 import socket
@@ -57,13 +56,12 @@ class Publisher:
 
     def finish(self, backend: Backend | None = None) -> None:
         """Withdraw the records published on ``backend`` (None: on any), except the records of detached groups."""
-        if not self.flush():
-            return
-        with self._lock:
-            ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
-        for key, one in ended.items():
-            with contextlib.suppress(Exception):  # the cluster was lost, and with it the records
-                self._withdraw(one, key)
+        if self.flush():
+            with self._lock:
+                ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
+            for key, one in ended.items():
+                self._queue.add(self._withdraw, one, key)
+            self.flush()
 
     def _publish(self, group: Any) -> None:
         record: GroupRecord = group.record()
@@ -73,10 +71,10 @@ class Publisher:
             self._put(group.backend, record)
 
     def _withdraw(self, backend: Backend, key: str) -> None:
-        backend.publish(key, None)
         with self._lock:
             if self._keys.get(key) is backend:  # else another group of the run has published it since
                 del self._keys[key]
+        backend.publish(key, None)
 
     def _put(self, backend: Backend, record: GroupRecord) -> None:
         run = run_record(record.run, backend.job)

@@ -46,13 +46,9 @@ class Counts:
         self.stored_bytes = 0
         self.arrived = Meter(None if whole is None else whole.arrived.add)
 
-    @property
-    def fetched_bytes(self) -> int:
-        return self.arrived.nbytes
-
     def as_dict(self) -> dict[str, int]:
-        names = ("calls", "failed", "sent_bytes", "stored_bytes", "fetched_bytes")
-        return {name: getattr(self, name) for name in names}
+        names = ("calls", "failed", "sent_bytes", "stored_bytes")
+        return {**{name: getattr(self, name) for name in names}, "fetched_bytes": self.arrived.nbytes}
 
 
 class Session:

@@ -57,7 +57,10 @@ class WaitThreads:
     def __init__(self, most: int = _MOST, idle_s: float = _IDLE_S) -> None:
         self._most = most
         self._idle_s = idle_s
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = (
+            threading.Lock()
+        )  # entered itself: Ctrl-C within the condition's methods would leave it locked
+        self._changed = threading.Condition(self._lock)
         self._begun: deque[_Wait] = deque()  # assigned to idle threads
         self._threads = 0
         self._idle = 0  # threads that wait for work, minus the number of waits assigned to them
@@ -73,7 +76,7 @@ class WaitThreads:
         """
         future: Future[R] = Future()
         wait = _Wait(future, work)
-        with self._changed:
+        with self._lock:
             if pending is None or self._idle or self._threads < self._most:
                 self._begin(wait)
                 return future
@@ -99,7 +102,7 @@ class WaitThreads:
 
     def _next(self) -> _Wait | None:
         """Return the next wait for this thread; None if the thread is to end."""
-        with self._changed:
+        with self._lock:
             self._done += 1
             if self._others and self._threads <= self._most:
                 first = next(iter(self._others))
@@ -114,7 +117,7 @@ class WaitThreads:
 
     def _look(self) -> float | None:
         """Hand finished waits to free threads; if no thread made progress, to an additional thread."""
-        with self._changed:
+        with self._lock:
             others = dict(self._others)
         if not others:
             return None
@@ -129,7 +132,7 @@ class WaitThreads:
                 wait.in_part_since = wait.in_part_since or now
                 if now - wait.in_part_since > _ENDED_IN_PART_S:  # it may have failed, which ends a call
                     in_part.append(wait)
-        with self._changed:
+        with self._lock:
             free = self._idle + max(0, self._most + _SPARE - self._threads)
             is_stuck, self._done_before = self._done == self._done_before, self._done
             # A partly finished wait may occupy its thread for long, so it gets no additional thread.

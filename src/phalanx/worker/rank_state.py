@@ -352,7 +352,12 @@ class _Optimizer(_Component):
             for path, value in _flat(self._owner.state.get(parameter, {}), (*_STATE, name)):
                 yield path, value.like(layout) if isinstance(value, LocalTensor) else value
         for number, group in enumerate(self._owner.param_groups):
-            yield from _flat({key: group[key] for key in group if key != "params"}, (*_GROUPS, number))
+            options = {key: value for key, value in group.items() if key != "params"}
+            if not options:
+                yield (*_GROUPS, number), {}
+            for key, value in options.items():  # values such as dicts are pickled as they are
+                is_tensor = isinstance(value, torch.Tensor)
+                yield (*_GROUPS, number, key), LocalTensor.of(key, value) if is_tensor else value
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         groups = {leaf.path[2] for leaf in saved.values() if leaf.path[:2] == _GROUPS}

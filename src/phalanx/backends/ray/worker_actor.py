@@ -28,7 +28,7 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
 
-_ATOMS = (type(None), bool, int, float, str)
+_ATOMS = (type(None), bool, int, float)
 _PACKED_BYTES = 64 << 10
 _MARK = b"\x93phalanx\xd1\x0b\xe4\x8f\x1a\xc6\x55\x02"
 """First bytes of a packed output. Bytes of users do not begin with it."""
@@ -112,7 +112,7 @@ def _packed(output: Value) -> Value:
     if isinstance(output, Encoded):
         is_small = output.nbytes <= _PACKED_BYTES and not output.tokens
     else:
-        is_small = isinstance(output, _ATOMS)
+        is_small = isinstance(output, _ATOMS) or (isinstance(output, str) and len(output) <= _PACKED_BYTES)
     return _MARK + pickle.dumps(output, pickle.HIGHEST_PROTOCOL) if is_small else output
 
 

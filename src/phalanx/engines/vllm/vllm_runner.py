@@ -24,7 +24,6 @@ from phalanx.engines.engine_types import Capabilities, Decode, Vocabulary, end_t
 from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
 from phalanx.engines.vllm.vllm_weights import EXTENSION, Location, location_of
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
-from phalanx.worker.bootstrap import importing
 from phalanx.worker.control import MARK_VARIABLE
 
 _CPU_CACHE_BYTES = 512 << 20
@@ -65,8 +64,7 @@ class VllmRunner(ModelRunner):
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
         self.llm: Any = None
         try:
-            with importing():
-                self.wait(self._start(_engine_arguments(model, options)))
+            self.wait(self._start(_engine_arguments(model, options)))
         except BaseException:
             self.close()
             raise
@@ -132,6 +130,7 @@ class VllmRunner(ModelRunner):
 
     def _collect(self, sampled: Iterable[SampledToken]) -> None:
         """Add tokens for the pending step, which ends when the tokens of all answers are here."""
+        sampled = list(sampled)  # before anything is changed: an output of vLLM may lack a log-probability
         with self._lock:
             is_first = not self._sampled
             self._sampled += sampled
