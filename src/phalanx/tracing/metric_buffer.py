@@ -44,7 +44,7 @@ class MetricBuffer:
             if group() is None:
                 self._groups.remove(watched)
             for kind, before in list(exported.items()):
-                exported[kind] = getattr(counts, f"{kind}_bytes")
+                exported[kind] = counts.as_dict()[f"{kind}_bytes"]
                 if exported[kind] > before:
                     moved.append((name, kind, exported[kind] - before))
         return ended, moved
