@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from phalanx.backends.backend_types import Backend, Ref
 from phalanx.channels.hub import Hub, HubAddress, HubConnection, Request, connect, start_hub
 from phalanx.channels.staleness_state import RequestId
+from phalanx.config import settings
 from phalanx.declare.context import current_context
 from phalanx.errors import DeclarationError
 from phalanx.session.background import Background, BackgroundThread
@@ -85,6 +86,7 @@ class HubClient:
         place = closers.place if closers is not None and closers.place else "the process"
         self.name = f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
         self.is_local = hub is not None
+        self.inline_bytes = settings().inline_bytes  # once: it reads all environment variables
         self.channels_to_leave: set[str] = set()
         self._hub: Any = hub
         self._tickets = itertools.count()

@@ -17,7 +17,6 @@ from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.values import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, stored_items
-from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import decoding, encode
@@ -44,12 +43,13 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     with contextlib.suppress(DispatchError):  # parts with different numbers of rows: not made of rows
         rows = count_rows(value)
     numbers = () if lengths is None else _row_lengths(value, lengths, rows)
-    if encoded.nbytes <= settings().inline_bytes:
+    client = channel._client()
+    if encoded.nbytes <= client.inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
     backend = channel._backend
     StoreQuota(backend).admit([encoded.nbytes], "the item put into a channel takes")
     ref, number = backend.put(encoded), next(_numbers)
-    stored_items[number] = channel._client(), ref
+    stored_items[number] = client, ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
