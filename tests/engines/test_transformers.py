@@ -97,7 +97,7 @@ def test_answers_that_start_later_have_the_tokens_of_their_seeds_and_a_batch_doe
             calls.append(asyncio.create_task(engine.generate([prompt], [sampling])))
             for _ in range(6):  # each answer starts before the previous answer ends
                 await asyncio.sleep(0)
-        places = engine._runner._batch.mask.shape[1]  # type: ignore[attr-defined]
+        places = engine._runner._mask.shape[1]  # type: ignore[attr-defined]
         return places, [(await call)[0].tokens for call in calls]
 
     together = asyncio.run(rollout_here().generate(prompts, samplings))

@@ -74,41 +74,11 @@ class TransformersRollout(RolloutEngine):
             self.accept_weights(weights, self.model)
 
 
-class DecodeBatch:
-    """Batch of answers with their keys and values.
-
-    ``mask`` is (rows, places), True at a token; the cache has the same places. ``tokens``, (rows,), has the last token
-    of each row, which is not in the cache yet.
-    """
-
-    def __init__(self, answers: Sequence[Answer], cache: Any, mask: Tensor, tokens: Tensor) -> None:
-        self.answers, self.cache, self.mask, self.tokens = list(answers), cache, mask, tokens
-
-    def keep(self, rows: Sequence[int], *, all_places: bool) -> None:
-        """Remove all other rows and, unless ``all_places``, the first places, if all kept rows have padding there."""
-        chosen = torch.tensor(rows, device=self.mask.device)
-        self.answers = [self.answers[row] for row in rows]
-        self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
-        self.cache.batch_select_indices(chosen)
-        if not all_places and _is_plain(self.cache):
-            padding = int(self.mask.any(dim=0).int().argmax())
-            self.mask = self.mask[:, padding:]
-            for layer in self.cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, padding:], layer.values[:, :, padding:]
-
-    def append(self, other: DecodeBatch) -> None:
-        """Append the rows of another batch, padded to the same number of places."""
-        places = max(self.mask.shape[1], other.mask.shape[1])
-        for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.keys = _joined(layer.keys, added.keys, places, 2)
-            layer.values = _joined(layer.values, added.values, places, 2)
-        self.mask = _joined(self.mask, other.mask, places, 1)
-        self.tokens = torch.cat([self.tokens, other.tokens])
-        self.answers += other.answers
-
-
 class PaddedRunner(ModelRunner):
     """Model runner that samples a token for every running answer in each step.
+
+    ``_mask`` is (rows, places), True at a token; ``_cache`` has the same places. ``_tokens``, (rows,), has the last
+    token of each running answer, which is not in the cache yet.
 
     Args:
         model: causal language model that takes ``input_ids``, ``attention_mask`` and ``past_key_values``.
@@ -123,75 +93,90 @@ class PaddedRunner(ModelRunner):
         self._device = next(model.parameters()).device
         self._max_running = max_running
         self._new: list[Answer] = []
-        self._batch: DecodeBatch | None = None
+        self._running: list[Answer] = []
+        self._cache: Any = None
         parameters = inspect.signature(model.forward).parameters
         is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        optional = {"position_ids", "logits_to_keep"}
-        self._unknown = set[str]() if is_open else optional - parameters.keys()
-
-    def _running(self) -> list[Answer]:
-        return [] if self._batch is None else self._batch.answers
+        self._unknown = set[str]() if is_open else {"position_ids", "logits_to_keep"} - parameters.keys()
 
     def room(self) -> int | None:
-        return max(0, self._max_running - len(self._running()) - len(self._new))
+        return max(0, self._max_running - len(self._running) - len(self._new))
 
     def add(self, answers: Sequence[Answer]) -> None:
         self._new.extend(answers)
 
     def remove(self, answers: Sequence[Answer]) -> None:
-        removed = {answer.key for answer in answers}
-        if self._batch is not None and _has_states(self._batch.cache):
+        removed = set(answers)
+        if _has_states(self._cache):
             self.weights_changed()  # transformers cannot remove rows from states: compute the others again
-        self._new = [answer for answer in self._new if answer.key not in removed]
-        rows = [row for row, answer in enumerate(self._running()) if answer.key not in removed]
+        self._new = [answer for answer in self._new if answer not in removed]
+        rows = [row for row, answer in enumerate(self._running) if answer not in removed]
         if not rows:
-            self._batch = None
-        elif self._batch is not None and len(rows) < len(self._batch.answers):
-            # A model without ``position_ids`` counts the places of its cache, so all places stay.
-            self._batch.keep(rows, all_places="position_ids" in self._unknown)
+            self._running, self._cache = [], None
+        elif len(rows) < len(self._running):
+            self._keep(rows)
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Remove all other rows, and the first places if all kept rows have padding there."""
+        chosen = torch.tensor(rows, device=self._device)
+        self._running = [self._running[row] for row in rows]
+        self._mask, self._tokens = self._mask[chosen], self._tokens[chosen]
+        self._cache.batch_select_indices(chosen)
+        # A model without ``position_ids`` counts the places of its cache, so all places stay.
+        if "position_ids" not in self._unknown and _is_plain(self._cache):
+            padding = int(self._mask.any(dim=0).int().argmax())
+            self._mask = self._mask[:, padding:]
+            for layer in self._cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, padding:], layer.values[:, :, padding:]
 
     def weights_changed(self) -> None:
-        self._new, self._batch = [*self._running(), *self._new], None
+        self._new, self._running, self._cache = self._running + self._new, [], None
 
     @torch.no_grad()
     def step(self) -> list[SampledToken]:
-        if self._batch is not None and self._new and not _is_plain(self._batch.cache):
+        sampled: list[SampledToken] = []
+        if self._running and self._new and not _is_plain(self._cache):
             self.weights_changed()
-        batch, sampled = self._batch, list[SampledToken]()
-        if batch is not None:
-            mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
-            batch, sampled = self._sample(batch.answers, batch.tokens[:, None], mask, batch.cache)
+        if self._running:
+            self._mask = nn.functional.pad(self._mask, (0, 1), value=True)
+            self._cache, self._tokens, sampled = self._sample(
+                self._running, self._tokens[:, None], self._mask, self._cache
+            )
         if self._new:
-            added, first = self._sample(self._new, *self._padded([answer.so_far for answer in self._new]))
-            self._new, sampled = [], sampled + first
-            if batch is None:
-                batch = added
+            rows = [torch.tensor(answer.so_far) for answer in self._new]
+            ids = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left").to(self._device)
+            mask = ids >= 0
+            cache, tokens, first = self._sample(self._new, ids.clamp_(min=0), mask)
+            if self._running:
+                self._append(cache, mask, tokens)
             else:
-                batch.append(added)
-        self._batch = batch
+                self._cache, self._mask, self._tokens = cache, mask, tokens
+            self._running, self._new = self._running + self._new, []
+            sampled += first
         return sampled
+
+    def _append(self, cache: Any, mask: Tensor, tokens: Tensor) -> None:
+        """Append rows, padded to the same number of places."""
+        places = max(self._mask.shape[1], mask.shape[1])
+        for layer, added in zip(self._cache.layers, cache.layers, strict=True):
+            layer.keys = _joined(layer.keys, added.keys, places, 2)
+            layer.values = _joined(layer.values, added.values, places, 2)
+        self._mask = _joined(self._mask, mask, places, 1)
+        self._tokens = torch.cat([self._tokens, tokens])
 
     def _sample(
         self, answers: Sequence[Answer], ids: Tensor, mask: Tensor, cache: Any = None
-    ) -> tuple[DecodeBatch, list[SampledToken]]:
-        """Run the model on ``ids``, the tokens of each answer that are not in the cache, and sample the next token."""
-        positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-        options["position_ids"] = positions[:, -ids.shape[1] :]
+    ) -> tuple[Any, Tensor, list[SampledToken]]:
+        """Run the model on ``ids``, the tokens of each answer that are not in the cache, and sample the next tokens."""
+        positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+        options = {"use_cache": True, "logits_to_keep": 1, "position_ids": positions}
         known = {name: value for name, value in options.items() if name not in self._unknown}
-        out = self._model(input_ids=ids, attention_mask=mask.long(), **known)
+        out = self._model(input_ids=ids, attention_mask=mask.long(), past_key_values=cache, **known)
         sampled, tokens = sample_tokens(answers, out.logits[:, -1])
-        return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Return tokens, padded on the left, and their mask: (rows, places) each."""
-        options: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
-        ids = pad_sequence([torch.tensor(row) for row in rows], **options)
-        mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], **options)
-        return ids.to(self._device), mask.to(self._device)
+        return out.past_key_values, tokens, sampled
 
     def cache_use(self) -> float:
-        return len(self._running()) / self._max_running
+        return len(self._running) / self._max_running
 
 
 def _is_plain(cache: Any) -> bool:
@@ -231,13 +216,8 @@ def _vocabulary(model: nn.Module, context: int | None, text: Decode | None) -> V
         raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
     if context is not None and not 0 < context <= (longest or context):
         raise ValueError(f"context={context}: expected 1 to {longest}, the model's own context")
-    generation: Any = getattr(model, "generation_config", None)
-    return Vocabulary(
-        context=context or longest or 0,
-        end=end_tokens(getattr(generation, "eos_token_id", None)),
-        size=getattr(config, "vocab_size", None),
-        text=text,
-    )
+    end = end_tokens(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
+    return Vocabulary(context or longest or 0, end, getattr(config, "vocab_size", None), text)
 
 
 def _load_model(model: Any, dtype: torch.dtype | None) -> nn.Module:
