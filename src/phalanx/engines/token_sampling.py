@@ -41,37 +41,30 @@ def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[Sampl
         chosen = [answers[row] for row in random]
         temperatures = [[answer.sampling.temperature] for answer in chosen]
         scaled = log_probs[random].double() / log_probs.new_tensor(temperatures, dtype=torch.float64)
-        columns = [(one.sampling.top_p, one.seed, one.sample, len(one.tokens)) for one in chosen]
-        tokens[random] = sample_randomly(scaled, *zip(*columns, strict=True))
-    wanted = [answer.sampling.log_probs for answer in answers]
+        draws = [(one.sampling.top_p, one.seed, one.sample, len(one.tokens)) for one in chosen]
+        tokens[random] = sample_randomly(scaled, draws)
     of_token = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
-    count = min(max(k or 0 for k in wanted), log_probs.shape[1])
+    count = min(max(answer.sampling.log_probs or 0 for answer in answers), log_probs.shape[1])
     likeliest = zip(*(part.tolist() for part in log_probs.topk(count, dim=-1)), strict=True)
-    sampled = [
-        SampledToken(
-            answer,
-            token,
-            None if k is None else log_prob,
-            dict(zip(top_tokens[:k], top_values[:k], strict=True)) if k else None,
-        )
-        for answer, token, k, log_prob, (top_values, top_tokens) in zip(
-            answers, tokens.tolist(), wanted, of_token, likeliest, strict=True
-        )
-    ]
+    sampled: list[SampledToken] = []
+    for answer, token, log_prob, (values, ids) in zip(
+        answers, tokens.tolist(), of_token, likeliest, strict=True
+    ):
+        wanted = answer.sampling.log_probs
+        top = dict(zip(ids[:wanted], values[:wanted], strict=True)) if wanted else None
+        sampled.append(SampledToken(answer, token, None if wanted is None else log_prob, top))
     return sampled, tokens
 
 
-def sample_randomly(
-    logits: Tensor,
-    top_p: Sequence[float],
-    seeds: Sequence[int],
-    samples: Sequence[int],
-    positions: Sequence[int],
-) -> Tensor:
-    """Sample a token, (rows,), from each row of ``logits``, (rows, vocabulary), by the number of its position.
+def sample_randomly(logits: Tensor, draws: Sequence[tuple[float, int, int, int]]) -> Tensor:
+    """Sample a token, (rows,), from each row of ``logits``, (rows, vocabulary).
 
     The inverse of the cumulative distribution is computed in double precision, with a random number per token.
+
+    Args:
+        draws: ``top_p``, seed, sample and position of each row. The position is the number of earlier tokens.
     """
+    top_p, seeds, samples, positions = zip(*draws, strict=True)
     weights = logits.double().softmax(dim=-1)
     if min(top_p) < 1:
         weights = _keep_top_p(weights, torch.tensor(top_p, dtype=weights.dtype, device=weights.device))

@@ -53,19 +53,17 @@ def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> A
 
 def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
     """Yield the tokens of an output of vLLM, sampled by weights of ``version``; the last token has the end, if any."""
-    count = answer.sampling.log_probs or 0
+    count, listed = answer.sampling.log_probs or 0, output.logprobs
     end = output.finish_reason if output.finish_reason in (None, "stop", "length") else "abort"
     if end is not None and not output.token_ids:
         yield SampledToken(answer, None, finish=end, version=version)
     for index, token in enumerate(output.token_ids):
         finish = end if index == len(output.token_ids) - 1 else None
-        if output.logprobs is None:
-            yield SampledToken(answer, token, finish=finish, version=version)
-            continue
-        log_probs: dict[int, Any] = output.logprobs[index]
+        log_probs: dict[int, Any] = {} if listed is None else listed[index]
         likeliest = sorted(log_probs, key=lambda other: log_probs[other].rank)[:count] if count else ()
         top = {other: log_probs[other].logprob for other in likeliest} or None
-        yield SampledToken(answer, token, log_probs[token].logprob, top, finish, version)
+        log_prob = None if listed is None else log_probs[token].logprob
+        yield SampledToken(answer, token, log_prob, top, finish, version)
 
 
 def _processor() -> Any:
@@ -74,7 +72,7 @@ def _processor() -> Any:
 
     class SeededProcessor(base):
         def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
-            self.rows: dict[int, tuple[int, int, int, float, list[int]]] = {}
+            self.rows: dict[int, tuple[float, int, int, int, list[int]]] = {}
 
         def is_argmax_invariant(self) -> bool:
             return True  # greedy tokens are chosen before, and all rows here have a temperature
@@ -85,14 +83,16 @@ def _processor() -> Any:
         @staticmethod
         def _row(params: Any, _: object, tokens: list[int]) -> Any:
             seed = (params.extra_args or {}).get(_EXTRA)
-            return None if seed is None else (*seed, params.top_p, tokens)
+            return None if seed is None else (params.top_p, *seed, tokens)
 
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
             if self.rows:
                 rows = list(self.rows)
-                seeds, samples, earlier, top_p, tokens = zip(*self.rows.values(), strict=True)
-                positions = [count + len(new) for count, new in zip(earlier, tokens, strict=True)]
-                sampled = sample_randomly(logits[rows], top_p, seeds, samples, positions)
+                draws = [
+                    (top_p, seed, sample, count + len(new))
+                    for top_p, seed, sample, count, new in self.rows.values()
+                ]
+                sampled = sample_randomly(logits[rows], draws)
                 logits[rows] = float("-inf")
                 logits[rows, sampled] = 0.0
             return logits
