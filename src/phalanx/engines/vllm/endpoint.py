@@ -12,9 +12,8 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from pkgutil import resolve_name
-from typing import Any, TypeAlias
+from typing import Any
 
 from phalanx.engines.engine_types import Endpoint
 from phalanx.errors import DeclarationError, PhalanxError
@@ -22,21 +21,9 @@ from phalanx.errors import DeclarationError, PhalanxError
 MIN_KEY_LENGTH = 16
 """Minimum number of characters of a key."""
 
-_Message: TypeAlias = "MutableMapping[str, Any]"
-_Receive: TypeAlias = "Callable[[], Awaitable[_Message]]"
-_Send: TypeAlias = "Callable[[_Message], Awaitable[None]]"
-_App: TypeAlias = "Callable[[_Message, _Receive, _Send], Awaitable[None]]"
-
-_BODY = json.dumps(
-    {
-        "error": {
-            "message": "missing or wrong key; expected the header 'Authorization: Bearer KEY' with the endpoint's key",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "invalid_api_key",
-        }
-    }
-).encode()
+_MESSAGE = "missing or wrong key; expected the header 'Authorization: Bearer KEY' with the endpoint's key"
+_ERROR = {"message": _MESSAGE, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+_BODY = json.dumps({"error": _ERROR}).encode()
 _HEADERS = (
     (b"content-type", b"application/json"),
     (b"content-length", str(len(_BODY)).encode()),
@@ -71,11 +58,11 @@ class BearerAuth:
         key: the key that clients send as ``Authorization: Bearer KEY``.
     """
 
-    def __init__(self, app: _App, key: str) -> None:
+    def __init__(self, app: Any, key: str) -> None:
         self.app = app
         self._digest = _digest(key.encode())
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or self._is_authorized(scope):
             await self.app(scope, receive, send)
             return
@@ -84,7 +71,7 @@ class BearerAuth:
         body = b"" if scope.get("method") == "HEAD" else _BODY
         await send({"type": f"{kind}.response.body", "body": body})
 
-    def _is_authorized(self, scope: _Message) -> bool:
+    def _is_authorized(self, scope: dict[str, Any]) -> bool:
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
         if len(values) != 1:  # with several headers, vLLM could check another header than this class
             return False
@@ -155,11 +142,9 @@ class EndpointServer:
         app = resolve_name("vllm.entrypoints.launchers.app:build_app")(given, tasks, llm.model_config)
         state = resolve_name("vllm.entrypoints.launchers.api_server.app_state:init_app_state")
         await state(llm, app.state, given, tasks)
-        # The outermost application: vLLM itself checks the key on some of its routes only.
         options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
-        config = resolve_name("uvicorn:Config")(
-            BearerAuth(app, self._key), **options
-        )  # uvicorn comes with vLLM
+        # The outermost application: vLLM itself checks the key on some of its routes only. uvicorn comes with vLLM.
+        config = resolve_name("uvicorn:Config")(BearerAuth(app, self._key), **options)
         self._server = resolve_name("uvicorn:Server")(config)  # no signal handlers: not the main thread
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         until = time.monotonic() + _START_S
@@ -179,7 +164,7 @@ class EndpointServer:
 
     async def stop(self) -> None:
         """Stop the server, and release its port. Requests in progress are interrupted after a second."""
-        if self._server is not None and self._task is not None:
+        if self._task is not None:
             self._server.should_exit = True
             await asyncio.wait([self._task], timeout=5.0)
         self.close()

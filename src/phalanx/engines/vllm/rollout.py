@@ -59,10 +59,8 @@ class VllmRollout(RolloutEngine):
         **engine_options: Any,
     ) -> None:
         if not serve and (token is not None or server_options):
-            raise DeclarationError(
-                "VllmRollout has options of a server: expected serve=True, or none of them"
-            )
-        key = choose_key(token) if serve else ""
+            raise DeclarationError("VllmRollout has options of a server; expected serve=True, or none")
+        secret = choose_key(token) if serve else ""
         prepare_vllm()
         check_folder("model", model)
         from phalanx.engines.vllm.vllm_runner import VllmRunner  # loads torch
@@ -79,7 +77,7 @@ class VllmRollout(RolloutEngine):
         with contextlib.ExitStack() as undo:
             if serve:
                 # First, so that wrong options are reported before the half minute in which the engine starts.
-                self._server = EndpointServer(str(model), host, port, key, server_options or {})
+                self._server = EndpointServer(str(model), host, port, secret, server_options or {})
                 undo.callback(self._server.close)
             self._vllm = VllmRunner(str(model), options, decode, seeds=seed is not None)
             undo.callback(self._vllm.close)
@@ -89,10 +87,8 @@ class VllmRollout(RolloutEngine):
             if weights is not None:
                 trusts = bool(options.get("trust_remote_code", False))
                 expected = expected_weights(str(model), self._vllm.dtype, trust_remote_code=trusts)
-                coming = WeightsDeclared.of(context).coming
-                self.accept_weights(
-                    weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[self.role, weights])
-                )
+                coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
+                self.accept_weights(weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[key]))
             undo.pop_all()
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)

@@ -76,29 +76,21 @@ class VllmRunner(ModelRunner):
         generation = config.try_get_generation_config() or {}
         end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
         self.vocabulary = Vocabulary(config.max_model_len, end_tokens(end), config.get_vocab_size(), text)
-        self.capabilities = Capabilities(
-            context=config.max_model_len,
-            sleep=bool(config.enable_sleep_mode) and not on_cpu(),
-            top=config.get_vocab_size() if config.max_logprobs < 0 else config.max_logprobs,
-            text=text is not None,
-        )
+        sleep = bool(config.enable_sleep_mode) and not on_cpu()
+        top = config.get_vocab_size() if config.max_logprobs < 0 else config.max_logprobs
+        self.capabilities = Capabilities(config.max_model_len, sleep, top=top, text=text is not None)
 
     async def _start(self, arguments: Any) -> None:
         runner = self
 
-        class CacheUse(resolve_name("vllm.v1.metrics.loggers:StatLoggerBase")):
-            def __init__(self, vllm_config: object, engine_index: int = 0) -> None:
-                pass
-
-            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+        class Metrics(resolve_name("vllm.v1.metrics.loggers:PrometheusStatLogger")):
+            def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+                super().record(scheduler_stats, *args, **kwargs)
                 if scheduler_stats is not None:
                     runner._cache_use = float(scheduler_stats.kv_cache_usage)
 
-            def log_engine_initialized(self) -> None:
-                pass
-
         llm_class = resolve_name("vllm.v1.engine.async_llm:AsyncLLM")
-        self.llm = llm_class.from_engine_args(arguments, stat_loggers=[CacheUse])
+        self.llm = llm_class.from_engine_args(arguments, stat_loggers=[Metrics])
         self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
