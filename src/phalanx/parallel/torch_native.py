@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,10 +77,6 @@ def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan: dict[str, Any] = {
-        "gate_proj": ColwiseParallel(),
-        "up_proj": ColwiseParallel(),
-        "down_proj": RowwiseParallel(),
-    }
-    parallelize_module(mlp, tp_mesh, plan)
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    parallelize_module(mlp, tp_mesh, {"gate_proj": columns, "up_proj": columns, "down_proj": rows})
     return mlp
