@@ -60,16 +60,13 @@ class TokenRate:
 
     def add(self, tokens: int) -> None:
         """Count the tokens of a step that ends now."""
-        now = self._clock()
-        self._steps.append((now, now - self._last, tokens))
-        self._last = now
-        while self._steps[0][0] < now - _RATE_S:
-            self._steps.popleft()
+        start, self._last = self._last, self._clock()
+        self._steps.append((self._last, self._last - start, tokens))
 
     def per_second(self) -> float:
-        """Return the rate; 0 after ten seconds without a step."""
-        if not self._steps or self._steps[-1][0] < self._clock() - _RATE_S:
-            return 0.0
+        """Return the rate, and drop older steps; 0 after ten seconds without a step."""
+        while self._steps and self._steps[0][0] < self._clock() - _RATE_S:
+            self._steps.popleft()
         seconds = sum(step[1] for step in self._steps)
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
@@ -88,17 +85,15 @@ class EngineLoop:
 
     def __init__(self, runner: ModelRunner, context: WorkerContext, weights: str | None) -> None:
         self._runner, self._context, self._weights = runner, context, weights
-        self._waiting: dict[int, Answer] = {}
-        self._running: dict[int, Answer] = {}
-        self._rows: set[Row] = set()  # rows whose end has not been reported
+        self._waiting: list[Answer] = []
+        self._running: list[Answer] = []
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
         self._last_version = 0
         self._rate = TokenRate(time.monotonic)
         self._requests = self._aborted = self._tokens = 0
-        self._next_report = 0.0
-        self._idle_report: asyncio.TimerHandle | None = None
+        self._next_report: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -113,12 +108,11 @@ class EngineLoop:
     async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
         """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows on exit."""
         events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
-        self._rows.update(rows)
         for row in rows:
-            row.report, row.streams = events.put_nowait, streams
+            row.events, row.streams = events, streams
             for answer in row.answers:
                 if answer.finish_reason is None:
-                    self._waiting[answer.key] = answer
+                    self._waiting.append(answer)
                 else:
                     self._stream(answer, len(answer.tokens))
         self._finish(rows)
@@ -132,17 +126,16 @@ class EngineLoop:
                 unfinished -= isinstance(event, Row)
                 yield event
         finally:
-            self._rows.difference_update(rows)
-            self._drop([answer for row in rows for answer in row.answers])
+            if unfinished:
+                self.abort(lambda answer: answer.row.events is events)
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
         """End the ``wanted`` answers with their tokens so far; return the number of their rows."""
-        answers = [answer for answer in (*self._running.values(), *self._waiting.values()) if wanted(answer)]
-        self._drop(answers)
+        answers = [answer for answer in (*self._running, *self._waiting) if wanted(answer)]
         for answer in answers:
             answer.finish_reason = "abort"
             self._stream(answer, len(answer.tokens))
-        return self._finish(answer.row for answer in answers)
+        return self._remove(answers)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop the loop. Mode "wait" returns when no answer is running; "abort" ends all answers."""
@@ -200,11 +193,12 @@ class EngineLoop:
 
     def _start_steps(self) -> None:
         if self._task is None and self._has_step():
-            self._task = asyncio.get_running_loop().create_task(self._run_steps())
+            self._task = asyncio.create_task(self._run_steps())
 
     async def _run_steps(self) -> None:
         """Step while there is work. Between two steps the rank handles calls and syncs of weights."""
         self._rate.start()
+        self._report_later()
         try:
             while self._has_step():
                 await self._step()
@@ -216,10 +210,6 @@ class EngineLoop:
         finally:
             self._task = None
             self._report()
-            if self._idle_report is not None:
-                self._idle_report.cancel()
-            loop = asyncio.get_running_loop()  # report again when the rate has dropped to 0
-            self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
         torn = WeightsDeclared.of(self._context).torn.get(self._context.role)
@@ -230,56 +220,50 @@ class EngineLoop:
             self._runner.weights_changed()
             self._last_version = version
         if self.is_open and self._waiting:
-            started = [self._waiting.pop(key) for key in list(self._waiting)[: self._runner.room()]]
-            self._running.update((answer.key, answer) for answer in started)
+            started = self._waiting[: self._runner.room()]
+            self._waiting = self._waiting[len(started) :]
+            self._running += started
             if started:
                 self._runner.add(started)
         stepped = self._runner.step()
-        sampled = list(await stepped if isinstance(stepped, Awaitable) else stepped)
-        count = sum(one.token is not None for one in sampled)
-        self._rate.add(count)
-        self._tokens += count
-        if time.monotonic() >= self._next_report:
-            self._next_report = time.monotonic() + _REPORT_S
-            self._report()
-        self._take(sampled, version)
+        self._take(await stepped if isinstance(stepped, Awaitable) else stepped, version)
 
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
-        """Append sampled tokens to their answers, and stream them by version."""
-        finished: list[Answer] = []
-
-        def source(token: SampledToken) -> tuple[Answer, int]:
-            return token.answer, version if token.version is None else token.version
-
-        for (answer, token_version), tokens in itertools.groupby(sampled, source):
-            start, ended = len(answer.tokens), len(finished)
-            for token in tokens:
-                if answer.key in self._running:  # else the answer ended, or was aborted during the step
-                    answer.take(token, token_version, self._runner.vocabulary)
-                    if answer.finish_reason is not None:
-                        finished.append(self._running.pop(answer.key))
-            if len(answer.tokens) > start or len(finished) > ended:
-                self._stream(answer, start)
-        if finished:
-            self._runner.remove(finished)
-            self._finish(answer.row for answer in finished)
+        """Append the tokens of a step, which began with weights of ``version``, to their answers."""
+        counts: dict[Answer, int] = {}  # tokens before the step
+        for token in sampled:
+            answer = token.answer
+            if answer.finish_reason is None:  # else the answer ended, or was aborted during the step
+                counts.setdefault(answer, len(answer.tokens))
+                answer.take(token, version, self._runner.vocabulary)
+        for answer, count in counts.items():
+            self._stream(answer, count)
+        tokens = sum(len(answer.tokens) - count for answer, count in counts.items())
+        self._rate.add(tokens)
+        self._tokens += tokens
+        self._remove([answer for answer in counts if answer.finish_reason is not None])
 
     def _stream(self, answer: Answer, start: int) -> None:
-        """Queue the tokens of an answer from index ``start`` on, if its call streams tokens."""
-        row = answer.row
-        if row.streams:
-            row.report(
-                Tokens(
-                    row=row.index,
-                    id=row.id,
-                    tokens=tuple(answer.tokens[start:]),
-                    log_probs=tuple(answer.log_probs[start:]),
-                    version=answer.versions[-1] if answer.versions else self.version,
-                    finish_reason=answer.finish_reason,
-                    sample=answer.sample,
-                    error=answer.error,
-                )
+        """Queue the tokens of an answer from index ``start`` on, split by version, if its call streams tokens."""
+        row, versions, end = answer.row, answer.versions, len(answer.tokens)
+        if not row.streams:
+            return
+        changes = [index for index in range(start + 1, end) if versions[index] != versions[index - 1]]
+        for first, stop in itertools.pairwise([start, *changes, end]):
+            tokens, log_probs = tuple(answer.tokens[first:stop]), tuple(answer.log_probs[first:stop])
+            version = versions[stop - 1] if versions else self.version
+            finish = answer.finish_reason if stop == end else None
+            row.events.put_nowait(
+                Tokens(row.index, row.id, tokens, log_probs, version, finish, answer.sample, answer.error)
             )
+
+    def _remove(self, answers: Sequence[Answer]) -> int:
+        """Remove answers that have ended, and finish their rows; return the number of these rows."""
+        if answers:
+            self._runner.remove(answers)
+            self._running = [answer for answer in self._running if answer.finish_reason is None]
+            self._waiting = [answer for answer in self._waiting if answer.finish_reason is None]
+        return self._finish(answer.row for answer in answers)
 
     def _finish(self, rows: Iterable[Row]) -> int:
         """Queue the finished rows among ``rows``, and return the number of all ``rows``."""
@@ -288,36 +272,35 @@ class EngineLoop:
             if row.is_finished:
                 self._requests += 1
                 self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
-                self._rows.discard(row)
-                row.report(row)
+                row.events.put_nowait(row)
         return len(rows)
-
-    def _drop(self, answers: Sequence[Answer]) -> None:
-        dropped = [
-            answer
-            for answer in answers
-            if self._running.pop(answer.key, None) or self._waiting.pop(answer.key, None)
-        ]
-        if dropped:
-            self._runner.remove(dropped)
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        for report in {row.report for row in self._rows}:
-            report(error)
-        self._rows.clear()
-        self._drop([*self._running.values(), *self._waiting.values()])
+        answers = [*self._running, *self._waiting]
+        self._running, self._waiting = [], []
+        for answer in answers:
+            answer.finish_reason = "abort"  # tokens that the runner still returns are dropped
+            answer.row.events.put_nowait(error)
+        self._runner.remove(answers)
 
     def _report(self) -> None:
-        """Report the statistics to `phalanx top`, traces and the cluster's metrics."""
+        """Report to `phalanx top`, traces and the cluster's metrics, repeatedly until the rate has dropped to 0."""
         context, statistics = self._context, self.statistics()
-        rank = f"{context.group} rank {context.rank}"
+        rank, numbers = f"{context.group} rank {context.rank}", statistics.numbers()
         if context.tell is not None:
             context.tell(statistics.line())
         if process.sink is not None:
-            process.sink.count(f"engine of {rank}", statistics.numbers())
+            process.sink.count(f"engine of {rank}", numbers)
         if context.measure is not None:
-            context.measure("engine", rank, statistics.numbers())
+            context.measure("engine", rank, numbers)
+        if self._task is not None or statistics.tokens_per_second:
+            self._report_later()
+
+    def _report_later(self) -> None:
+        if self._next_report is not None:
+            self._next_report.cancel()
+        self._next_report = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
 
 
 class RolloutEngine(Worker):
@@ -502,7 +485,7 @@ class RolloutEngine(Worker):
                 'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
                 "resume() it first"
             )
-        rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
+        rows = self._requests.rows(prompts, sampling, prefix, ids)
         return contextlib.aclosing(self._loop.run(rows, streams=streams))
 
 
