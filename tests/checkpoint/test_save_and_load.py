@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,19 +238,22 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
     assert px.load(group, tmp_path, step=1).step == 1
 
 
-def test_a_full_disk_leaves_the_previous_step_complete(
-    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "writes"), [(DirectFile, "write"), (os, "pwrite")], ids=["step", "lock"])
+def test_a_full_disk_leaves_the_previous_step_complete_and_no_lock(
+    here: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, writes: str
 ) -> None:
     group = px.WorkerGroup(here[0:2], Rows)
     px.save(group, tmp_path, step=1)
-    monkeypatch.setattr(DirectFile, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(owner, writes, Mock(side_effect=OSError(errno.ENOSPC, "full")))
 
     for save in (px.save, lambda *given, step: px.save.submit(*given, step=step).result(60)):
         with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
             save(group, tmp_path, step=2)
+    monkeypatch.undo()
 
     assert [one.number for one in listed(str(tmp_path))] == [1]
     assert px.load(group, tmp_path).step == 1
+    assert px.save(group, tmp_path, step=2).step == 2
 
 
 @pytest.mark.slow_on_cluster

@@ -429,22 +429,23 @@ class PathLock:
 
 def _locked_file(storage: Storage, claim: bytes) -> int:
     path = f"{storage.root}/{LOCK}"
-    with storage_errors(path, "locked"):
+    with storage_errors(path, "locked"), contextlib.ExitStack() as undo:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        other = _holder(os.pread(file, 1 << 10, 0))
-        os.close(file)
-        raise CheckpointLocked(
-            f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
-            "another path",
-            holder=other,
-        ) from None
-    except OSError:
-        pass  # on a file system without locks, drivers do not exclude each other
-    os.ftruncate(file, 0)
-    os.pwrite(file, claim, 0)
+        undo.callback(os.close, file)  # an open file keeps the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = _holder(os.pread(file, 1 << 10, 0))
+            raise CheckpointLocked(
+                f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
+                "another path",
+                holder=other,
+            ) from None
+        except OSError:
+            pass  # on a file system without locks, drivers do not exclude each other
+        os.ftruncate(file, 0)
+        os.pwrite(file, claim, 0)
+        undo.pop_all()
     return file
 
 
