@@ -606,7 +606,7 @@ def _check_model(group: Ranks, stored: StoredState) -> None:
             f"the state of {group.name!r} is no model: {', '.join(values[:5]) or 'it has no tensors'}; "
             "register the model alone: px.register_state(self, model=...)"
         )
-    differing = sorted(key_of(leaf.path) for leaf in leaves.values() if leaf.ranks is not None)
+    differing = sorted({key_of(leaf.path) for leaf in leaves.values() if leaf.ranks is not None})
     if differing:
         raise CheckpointError(
             f"{', '.join(differing[:5])} differ by rank, and nothing says how they are sharded; declare it (DTensor, "
