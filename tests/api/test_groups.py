@@ -137,6 +137,8 @@ def test_colocated_roles_share_a_process_see_each_other_and_are_called_as_groups
 def test_an_unknown_role_or_method_is_refused_with_the_known_names(colocated: Any) -> None:
     with pytest.raises(AttributeError, match="actor, critic"):
         _ = colocated.reward
+    with pytest.raises(AttributeError, match=r"actor, critic \(a rank: group\.actor\[0\]\)"):
+        _ = colocated[0].critic
     with pytest.raises(AttributeError, match="did you mean 'update'"):
         _ = colocated.actor.updat
     with pytest.raises(AttributeError, match=r"Call group\.critic\.call\('values', \.\.\.\)"):
@@ -150,9 +152,7 @@ def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: A
     assert colocated.actor.second_world() == [1.0, 1.0]
 
 
-def test_two_groups_on_the_same_slots_have_two_process_groups_and_explain_lists_both(
-    colocated: Any,
-) -> None:
+def test_two_groups_on_the_same_slots_have_two_process_groups_and_explain_lists_both(colocated: Any) -> None:
     neighbour = px.WorkerGroup(colocated.pool, Actor, name="neighbour")
     assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
     assert set(neighbour.pid()).isdisjoint(colocated.actor.pid())
@@ -296,9 +296,7 @@ def test_collectives_work_on_one_inline_rank_and_are_refused_with_advice_on_seve
         group.run(lambda worker: dist.destroy_process_group())
 
 
-def test_bound_methods_keep_the_signature_of_the_method_and_env_reaches_every_rank(
-    plain: Any,
-) -> None:
+def test_bound_methods_keep_the_signature_of_the_method_and_env_reaches_every_rank(plain: Any) -> None:
     assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
     assert plain.method(Plain.variable)("RANK") == ["0", "1", "2"]
     assert "variable" in dir(plain)

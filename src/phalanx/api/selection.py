@@ -108,18 +108,20 @@ class Selection:
         return MethodSpec(name)
 
     def _whose(self, name: str) -> str:
-        """Return the error message for a method that was called on a group with roles in place of a role."""
+        """Return the error message for a name that was looked up in a group with roles, or its ranks, not in a role."""
         roles = self.core.handle.callables
         having = sorted(role for role, known in roles.items() if name in known)
-        text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)}. "
+        text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)} (a rank: group.{min(roles)}[0]). "
         if not having:
             return f"{text}None of them has a method {name!r}"
         return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
         """Return the error message for a missing attribute, with advice or similar names."""
+        if self.role not in self.core.handle.classes:
+            return self._whose(name)
         methods, text = sorted(self.methods), f"{self.name} has no registered method {name!r}"
-        if name in self.core.handle.callables.get(self.role, ()):
+        if name in self.core.handle.callables[self.role]:
             advice = f'use group.call("{name}", ...), or register it'
             return f"{text}; the class has it without @px.register: {advice}"
         near = " or ".join(map(repr, difflib.get_close_matches(name, methods, n=3)))

@@ -119,15 +119,12 @@ class GroupView:
         if bound is None:
             spec = self.__dict__["_selection"].methods.get(name)
             if spec is None:
-                raise AttributeError(self._unknown(name))
+                raise AttributeError(self._selection.unknown(name))
             bound = self._bound[name] = self._bind(spec)
         return bound
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.methods})
-
-    def _unknown(self, name: str) -> str:
-        return self._selection.unknown(name)
 
     def _bind(self, spec: MethodSpec) -> BoundMethod[..., Any, Any]:
         kind = StreamingMethod if spec.streams else BoundMethod

@@ -199,11 +199,6 @@ class WorkerGroup(GroupView):
         """Number of the current epoch, which grows with each restart, replacement and step of a resize."""
         return self.core.epoch.number
 
-    def _unknown(self, name: str) -> str:
-        if self.roles:
-            return f"{self.name} has no role {name!r}; its roles are: {', '.join(self.roles)}"
-        return super()._unknown(name)
-
     def spawn(self) -> dict[str, GroupView]:
         """Return the roles of a colocated group by name. Each can be used like a group.
 
