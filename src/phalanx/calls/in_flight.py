@@ -7,10 +7,10 @@ calls are spread over all ranks even if their futures are dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import PendingStream
+from phalanx.calls.call_state import seconds_until
 from phalanx.group.group import Group
 
 _LOOKS_AGAIN_S = 0.02
@@ -27,10 +27,18 @@ def is_busy(group: Group) -> bool:
     return any(not call.all_ended() for call in calls_of(group))
 
 
-def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
-    """Return the streams of calls in which some of these ranks may be waiting for a reader."""
-    streams = [call.streams for call in calls_of(group) if not set(call.plan.ranks).isdisjoint(ranks)]
-    return [one for one in streams if one is not None and one.streaming.buffer is not None and not one.left]
+def run_streams(group: Group, ranks: Collection[int], until: float | None = None) -> None:
+    """Take the items of streams on ranks until their ranks have ended, since the reader may be the caller, who waits.
+
+    Args:
+        group: the group.
+        ranks: the ranks.
+        until: time on the backend's clock at which to stop; None: no limit.
+    """
+    streams = [call.streams for call in calls_of(group) if call.streams and set(call.plan.ranks) & set(ranks)]
+    while any(one.pending(_LOOKS_AGAIN_S) for one in streams) and seconds_until(until, group.backend) != 0.0:
+        for one in streams:
+            one.run_to_end()
 
 
 def make_room(group: Group) -> None:
