@@ -258,6 +258,7 @@ def register(
         readonly: True if arguments arrive without a copy, as read-only views of shared memory.
         to_device: True if tensors among the arguments arrive on the worker's device.
         rerun_on_restart: True if ``group.restart()`` repeats the call, with the same arguments, in the new processes.
+            Only calls of the process that owns the group are repeated, not those of handles in other processes.
         replicated: True if every rank has to return an equal value, which debug mode checks.
         needs_weights: False if the method may run while the accepted weights of its role mix versions, after a sync
             failed; other methods raise ``WeightsTorn`` then.
