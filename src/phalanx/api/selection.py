@@ -111,10 +111,10 @@ class Selection:
         """Return the error message for a name that was looked up in a group with roles, or its ranks, not in a role."""
         roles = self.core.handle.callables
         having = sorted(role for role, known in roles.items() if name in known)
-        text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)} (a rank: group.{min(roles)}[0]). "
+        text = f"{self.name} has no role {name!r}; its roles are: {', '.join(roles)} (a rank: group.{min(roles)}[0])"
         if not having:
-            return f"{text}None of them has a method {name!r}"
-        return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
+            return f"{text}. None of them has a method {name!r}"
+        return f"{text}. Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
         """Return the error message for a missing attribute, with advice or similar names."""
