@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Collection
 
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import seconds_until
 from phalanx.group.group import Group
 
-_LOOKS_AGAIN_S = 0.02
+LOOKS_AGAIN_S = 0.02
 
 
 def calls_of(group: Group) -> list[Call]:
@@ -27,25 +26,25 @@ def is_busy(group: Group) -> bool:
     return any(not call.all_ended() for call in calls_of(group))
 
 
-def run_streams(group: Group, ranks: Collection[int], until: float | None = None) -> None:
-    """Take the items of streams on ranks until their ranks have ended, since the reader may be the caller, who waits.
+def run_streams(group: Group, ranks: Collection[int]) -> bool:
+    """Take the available items of streams on ranks, whose reader may be the caller, who waits for these ranks.
 
-    Args:
-        group: the group.
-        ranks: the ranks.
-        until: time on the backend's clock at which to stop; None: no limit.
+    Return whether some of the ranks have not ended their streams.
     """
-    streams = [call.streams for call in calls_of(group) if call.streams and set(call.plan.ranks) & set(ranks)]
-    while any(one.pending(_LOOKS_AGAIN_S) for one in streams) and seconds_until(until, group.backend) != 0.0:
-        for one in streams:
-            one.run_to_end()
+    is_running = False
+    for call in calls_of(group):
+        stream, places = call.streams, [place for place, rank in enumerate(call.plan.ranks) if rank in ranks]
+        if places and stream is not None and stream.streaming.buffer is not None and not stream.left:
+            stream.run_to_end()
+            is_running |= bool(stream.wait(places, len(places), 0)[1])
+    return is_running
 
 
 def make_room(group: Group) -> None:
     """Forget calls that have ended. If the group's limit of calls in flight is reached, wait until a call ends."""
     while len(group.recent) >= group.max_in_flight:
         # Wait for the oldest call, which probably ends next, and only check the others.
-        patience, is_full = _LOOKS_AGAIN_S, False
+        patience, is_full = LOOKS_AGAIN_S, False
         for call in calls_of(group):
             if len(group.recent) < group.max_in_flight:
                 return

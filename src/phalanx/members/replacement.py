@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.in_flight import run_streams
+from phalanx.calls.call_state import seconds_until
+from phalanx.calls.in_flight import LOOKS_AGAIN_S, run_streams
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch, Snapshot
@@ -135,7 +136,9 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         meeting = {name: launched.setups[0].environment[name] for name in _MEETING}
         rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
-        run_streams(core, staying, call.deadline)
+        while run_streams(core, staying) and rejoin.arrivals.pending(LOOKS_AGAIN_S):
+            if seconds_until(call.deadline, core.backend) == 0.0:
+                break
         results = dict(zip(new, launched.results, strict=True))
         results |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
         construct(call, epoch, [results[rank] for rank in range(left.size)])
@@ -146,9 +149,8 @@ def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
     copies = {
         rank: _run(core, [snapshot.holders[rank]], handlers.give_copy, rank, snapshot.number) for rank in new
     }
-    everyone = range(core.world_size)
-    each = [copies.get(rank) for rank in everyone]
-    _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=each)
+    each = [copies.get(rank) for rank in range(core.world_size)]
+    _run(core, range(core.world_size), handlers.restore_snapshot, snapshot.number, each=each)
 
 
 def _copy_from_peer(core: Group, new: Collection[int]) -> None:
