@@ -124,9 +124,8 @@ def test_a_trace_records_the_bytes_sources_and_output_times_of_calls(group: Any)
     assert (one.ended, one.asked) == (None, None)
     assert all(part.fetched is not None for part in streamed.parts)
     assert streamed.ended is not None
-    assert trace.to_opentelemetry(TracerProvider()) == 9 + len(
-        trace.events.spans
-    )  # each call is on two ranks
+    # each call is on two ranks
+    assert trace.to_opentelemetry(TracerProvider()) == 9 + len(trace.events.spans)
 
 
 def test_a_trace_records_the_rank_of_a_failed_call_and_the_error_of_an_unsent_call(group: Any) -> None:

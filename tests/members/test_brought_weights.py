@@ -134,9 +134,10 @@ def test_a_dead_broken_restarted_or_closed_source_or_a_closed_sync_gives_new_ran
         actor.restart()
         assert "restarted after the last sync" in replaced(engines, caplog)
 
-        sync()  # with the weights of the restarted source
+        number = sync().number  # with the weights of the restarted source
         px.replace_ranks(engines, [2], state="none")
-        assert len(set(engines.version())) == 1
+        assert engines.version() == [number + 1] * 3
+        assert all(same(one, actor.values()[0]) for one in engines.values())
 
         actor.close()
         assert "is closed" in replaced(engines, caplog)

@@ -214,9 +214,8 @@ def case_futures_are_values_and_arguments(group: Any) -> None:
 
 
 def case_futures_of_uneven_rows_are_split(group: Any) -> None:
-    output = group.split(
-        group.mesh_later(rows(6))
-    )  # the dp ranks add 0 and 1, the four ranks get 2, 2, 1, 1 rows
+    # the dp ranks add 0 and 1, the four ranks get 2, 2, 1, 1 rows
+    output = group.split(group.mesh_later(rows(6)))
     assert values(output) == [0, 1, 2 + 1, 3 + 1 + 1, 4 + 1 + 2, 5 + 1 + 3]
 
 
@@ -302,9 +301,8 @@ def case_native_groups_split_verls_batches(group: Any) -> None:
 def case_a_lost_rank_is_the_one_error_of_a_future(group: Any) -> None:
     doomed = RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)))
     future = doomed.die_later(rows(2))
-    assert (
-        type(pickle.loads(pickle.dumps(future))) is DataProtoFuture
-    )  # its call is tracked by this process alone
+    # its call is tracked by this process alone
+    assert type(pickle.loads(pickle.dumps(future))) is DataProtoFuture
     assert "rank 1" in str(raised(px.WorkerDiedError, future.get))
     raised(px.GroupBroken, doomed.split, rows(2))
 

@@ -55,8 +55,7 @@ def test_concurrent_syncs_are_applied_in_order(ray_cluster: None) -> None:
         px.WeightSync(source, engine, NAME) as sync,
     ):
         sync()
-        source.train()
-        futures = [sync.submit(), sync.submit(), sync.submit()]
+        _, futures = zip(*((source.train.submit(), sync.submit()) for _ in range(3)), strict=True)
         numbers = [future.result(60).number for future in futures]
 
         assert numbers == sorted(set(numbers))

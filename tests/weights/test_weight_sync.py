@@ -72,16 +72,6 @@ def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close
             use()
 
 
-def test_a_sync_works_after_a_restart_of_its_source(sync: px.WeightSync, both: Both) -> None:
-    actor, rollout = both
-    number = sync().number
-    actor.restart()
-    actor.train()
-
-    assert sync().number == number + 1
-    assert all(same(one, actor.values()[0]) for one in rollout.values())
-
-
 def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
     sync: px.WeightSync, both: Both
 ) -> None:

@@ -95,10 +95,11 @@ class Publisher(px.Worker):
 
 
 class Accepter(px.Worker):
-    """Accepts weights into the model that ``make`` returns for its rank."""
+    """Accepts weights into the model that ``make`` returns for its rank. The model is its state, too."""
 
     def __init__(self, make: Callable[[int], Any], **stated: Any) -> None:
         self.model = make(self.rank)
+        px.register_state(self, model=self.model)
         self.accept_weights(NAME, self.model, **{key: of(self.rank) for key, of in stated.items()})
 
 

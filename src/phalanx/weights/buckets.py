@@ -2,8 +2,8 @@
 
 Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent. A bucket
 contains complete elements, or deltas: the elements whose bits changed since a version that both sides have. A delta
-consists of positions and values, or of all values, whichever is smaller. A bucket of deltas has the base version, and
-for each slot a head (offset, number of changes, bytes) and the delta. Its length is sent with it.
+consists of positions and values, or of all values, whichever is smaller. For each slot, a bucket of deltas has a head
+(offset, number of changes, bytes) and the delta. Its length is sent with it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from phalanx.errors import WeightsTransferError
 from phalanx.weights.boxes import blocks, cut
 from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
 from phalanx.weights.plan import Plan, Side
@@ -26,7 +25,6 @@ from phalanx.weights.plan import Plan, Side
 ALIGNMENT = 64
 """Alignment of slots in bytes: a cache line, and more than any element needs."""
 _INDEX = np.int32
-_BASE = struct.Struct("q")
 _HEAD = struct.Struct("qqq")
 _EVERYTHING = -1
 
@@ -127,11 +125,13 @@ def write_slot(tensors: Tensors, slot: BucketSlot) -> torch.Tensor:
 class Packing:
     """Packing of complete elements. The copy into the bucket casts to the target's type."""
 
-    #: True if the length of a packed bucket depends on the values.
+    #: True if the length of a packed bucket depends on the values, and on the version that both sides have.
     varies = False
+    #: The version that this rank has: the last version that it sent or received; 0: none.
+    known = 0
 
-    def begin(self, known: int | None, number: int) -> None:
-        """Begin the sync to version ``number``. ``known`` is the version that both sides have, if any."""
+    def agree(self, known: Iterable[int]) -> None:
+        """Note the versions that the other side has. Unless all of them are equal, everything is sent."""
 
     def capacity(self, bucket: Bucket) -> int:
         """Return the maximum number of bytes of a packed bucket."""
@@ -167,23 +167,19 @@ class DeltaPacking(Packing):
 
     def __init__(self) -> None:
         self._base: dict[tuple[int, int], torch.Tensor] = {}
-        self._version = 0
-        #: The version that is the base of the deltas; 0: everything is sent.
-        self._known = 0
 
-    def begin(self, known: int | None, number: int) -> None:
-        self._known = known if known is not None and known == self._version else 0
-        self._version = number
-        if not self._known:
+    def agree(self, known: Iterable[int]) -> None:
+        if any(version != self.known for version in known):
+            self.known = 0
+        if not self.known:
             self._base = {}
 
     def capacity(self, bucket: Bucket) -> int:
-        return _BASE.size + sum(_HEAD.size + slot.nbytes for slot in bucket.slots)
+        return sum(_HEAD.size + slot.nbytes for slot in bucket.slots)
 
     def pack(self, memory: torch.Tensor, bucket: Bucket, read: SlotView) -> int:
         array: Any = memory.numpy()
-        _BASE.pack_into(array, 0, self._known)
-        at = _BASE.size
+        at = 0
         for slot in bucket.slots:
             new = read(slot).detach().to(dtype_named(slot.dtype))
             old = self._base.get((bucket.number, slot.offset))
@@ -199,13 +195,7 @@ class DeltaPacking(Packing):
 
     def unpack(self, memory: torch.Tensor, slots: Sequence[BucketSlot], write: SlotView) -> None:
         array: Any = memory.numpy()
-        content, at, wanted = memoryview(array), _BASE.size, {slot.offset: slot for slot in slots}
-        (base,) = _BASE.unpack_from(content)
-        if base not in (0, self._known):
-            raise WeightsTransferError(
-                f"received a delta for version {base}, but this rank has version {self._known or None}; sync again, "
-                "the next sync sends everything"
-            )
+        content, at, wanted = memoryview(array), 0, {slot.offset: slot for slot in slots}
         while at < len(content):
             offset, changed, nbytes = _HEAD.unpack_from(content, at)
             begin, at = at + _HEAD.size, at + _HEAD.size + nbytes

@@ -55,6 +55,8 @@ class ProcessGroupEndpoint(Endpoint):
         self._groups: dict[_Subgroup | None, ProcessGroup] = {}
         self._buffers: list[torch.Tensor] = []
         self._is_closed = False
+        #: Of the current sync.
+        self._deadline = Deadline(0)
 
     def _create(self, deadline: Deadline) -> None:
         """Create the groups at the first sync, in which all members must take part."""
@@ -119,56 +121,69 @@ class ProcessGroupEndpoint(Endpoint):
         group.allreduce([torch.zeros(1, device=device)]).wait()
         return group
 
-    def send(self, version: Outgoing, deadline: Deadline) -> int:
+    @property
+    def _links(self) -> list[Bucket]:
+        """An empty bucket for each peer."""
+        if self._me[0] == "source":
+            return [Bucket(self.rank, 0, 0, (reader,), ()) for reader in self.readers]
+        return [Bucket(source, 0, 0, (self.rank,), ()) for source in self.streams]
+
+    def _agree(self, deadline: Deadline) -> None:
+        """Create the groups and, if only changes may be sent, report the targets' versions to the sources."""
+        self._deadline = deadline
         self._create(deadline)
+        if self.packing.varies:
+            versions = [self.packing.known] * len(self._links)
+            self.packing.agree(self._exchange_numbers(self._links, versions, to_source=True))
+
+    def send(self, version: Outgoing, deadline: Deadline) -> int:
+        self._agree(deadline)
         sent = 0
         for bucket in self.buckets:
             memory = self._buffers[0]
             length = self.packing.pack(memory, bucket, version.read)
             if self.packing.varies:
-                self._exchange_lengths([bucket], [length], deadline)
-            self._exchange([bucket], [memory[:length]], deadline)
+                self._exchange_numbers([bucket], [length])
+            self._exchange([bucket], [memory[:length]])
             sent += length
         notes = [version.note(reader) for reader in self.readers]
-        buckets = [Bucket(self.rank, 0, 0, (reader,), ()) for reader in self.readers]
-        self._exchange_lengths(buckets, [len(note) for note in notes], deadline)
+        self._exchange_numbers(self._links, [len(note) for note in notes])
         contents = [torch.frombuffer(bytearray(note), dtype=torch.uint8).to(self.device) for note in notes]
-        self._exchange(buckets, contents, deadline)
+        self._exchange(self._links, contents)
         return sent
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
-        self._create(deadline)
+        self._agree(deadline)
         rounds: dict[int, list[Bucket]] = {}
         for bucket in self.buckets:
             rounds.setdefault(bucket.number, []).append(bucket)
         for _, arriving in sorted(rounds.items()):
             lengths = [bucket.nbytes for bucket in arriving]
             if self.packing.varies:
-                lengths = self._exchange_lengths(arriving, lengths, deadline)
+                lengths = self._exchange_numbers(arriving, lengths)
             parts = [memory[:length] for memory, length in zip(self._buffers, lengths, strict=False)]
-            self._exchange(arriving, parts, deadline)
+            self._exchange(arriving, parts)
             for bucket, memory in zip(arriving, parts, strict=True):
                 self.packing.unpack(memory, bucket.slots, write)
-        buckets = [Bucket(source, 0, 0, (self.rank,), ()) for source in self.streams]
-        lengths = self._exchange_lengths(buckets, [0] * len(buckets), deadline)
+        lengths = self._exchange_numbers(self._links, [0] * len(self.streams))
         notes = [torch.empty(length, dtype=torch.uint8, device=self.device) for length in lengths]
-        self._exchange(buckets, notes, deadline)
+        self._exchange(self._links, notes)
         return {
             source: note.cpu().numpy().tobytes() for source, note in zip(self.streams, notes, strict=True)
         }
 
-    def _exchange_lengths(
-        self, buckets: Sequence[Bucket], lengths: Sequence[int], deadline: Deadline
+    def _exchange_numbers(
+        self, buckets: Sequence[Bucket], numbers: Sequence[int], *, to_source: bool = False
     ) -> list[int]:
-        """Send the lengths of buckets and return them. A target receives the lengths in place of ``lengths``."""
-        tensors = [torch.tensor([length], device=self.device) for length in lengths]
-        self._exchange(buckets, tensors, deadline)
+        """Send a number for each bucket, and return the numbers sent. A receiver passes any ``numbers``."""
+        tensors = [torch.tensor([number], device=self.device) for number in numbers]
+        self._exchange(buckets, tensors, to_source=to_source)
         return [int(tensor) for tensor in tensors]
 
     def _exchange(
-        self, buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], deadline: Deadline
+        self, buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], *, to_source: bool = False
     ) -> None:
-        """Send or receive the buckets of a round."""
+        """Send or receive the buckets of a round, in the other direction if ``to_source``."""
         single: list[tuple[Bucket, torch.Tensor]] = []
         peer = ""
         try:  # operations on closed connections fail when they begin
@@ -179,14 +194,14 @@ class ProcessGroupEndpoint(Endpoint):
                     continue
                 group = self._groups[bucket.source, bucket.readers]
                 work = group.broadcast([memory], dist.BroadcastOptions())  # from rank 0, the source
-                self._wait(work, peer, deadline)
-            for peer, work in self._begin(single):
-                self._wait(work, peer, deadline)
+                self._wait(work, peer)
+            for peer, work in self._begin(single, to_source):
+                self._wait(work, peer)
         except (RuntimeError, KeyError) as error:  # KeyError: another thread has closed the groups
             problem = f"{peer} ended, or did not respond in time, while weights were sent ({error})"
             raise lost(peer, problem) from error
 
-    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[tuple[str, Any]]:
+    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]], to_source: bool) -> list[tuple[str, Any]]:
         """Begin the operations of buckets with a single reader. Return (peers, operation): NCCL has one for all."""
         group, everyone, device = self._groups[None], self._members[None], self.device
         coalesces = device.type == "cuda" and len(single) > 0
@@ -194,7 +209,8 @@ class ProcessGroupEndpoint(Endpoint):
             group._start_coalescing(device)
         works: list[tuple[str, Any]] = []
         for bucket, memory in single:
-            peer, transfer = self._peer(bucket), group.send if self._me[0] == "source" else group.recv
+            peer = self._peer(bucket)
+            transfer = group.recv if (peer[0] == "source") != to_source else group.send
             works.append((_name(peer), transfer([memory], everyone.index(peer), 0)))
         if coalesces:
             return [(" or ".join(name for name, _ in works), group._end_coalescing(device))]
@@ -203,12 +219,12 @@ class ProcessGroupEndpoint(Endpoint):
     def _peer(self, bucket: Bucket) -> _Member:
         return ("target", bucket.readers[0]) if self._me[0] == "source" else ("source", bucket.source)
 
-    def _wait(self, work: Any, peer: str, deadline: Deadline) -> None:
+    def _wait(self, work: Any, peer: str) -> None:
         if self.device.type != "cuda":
-            work.wait(timedelta(seconds=deadline.left(peer)))
+            work.wait(timedelta(seconds=self._deadline.left(peer)))
             return
         while not work.is_completed():  # a wait for operations of NCCL cannot be interrupted
-            deadline.left(peer)
+            self._deadline.left(peer)
             time.sleep(_POLL_S)
         work.wait()  # raises the error of an operation that failed
 

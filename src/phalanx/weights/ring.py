@@ -107,6 +107,8 @@ class RingSender(Endpoint):
     def send(self, version: Outgoing, deadline: Deadline) -> int:
         while missing := set(self.readers) - self._readers.keys():
             self._accept(f"target rank {min(missing)}", deadline)
+        if self.packing.varies:
+            self.packing.agree([self._readers[reader].receive(deadline) for reader in self.readers])
         unread: dict[int, set[int]] = {}
         sent = 0
         for bucket in self.buckets:
@@ -185,6 +187,8 @@ class RingReceiver(Endpoint):
                 raise lost(peer, f"{problem}: its process ended, or it is in another container") from error
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        for connection in self._sources.values() if self.packing.varies else ():
+            connection.send(self.packing.known, deadline)
         expected = {
             source: {bucket.number: bucket for bucket in stream} for source, stream in self.streams.items()
         }

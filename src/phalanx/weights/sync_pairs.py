@@ -96,17 +96,13 @@ def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
 
 @dataclass(eq=False)
 class SyncPair:
-    """A source and a target that are connected for a plan, until the epoch of a group changes.
-
-    ``known`` is the last version that all ranks of the target received over this connection.
-    """
+    """A source and a target that are connected for a plan, until the epoch of a group changes."""
 
     request: ConnectRequest
     source: SyncSide
     target: SyncSide
     newest: int
     epochs: tuple[Epoch, Epoch]
-    known: int | None = None
 
     @property
     def is_current(self) -> bool:

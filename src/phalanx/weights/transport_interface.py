@@ -78,7 +78,6 @@ class SyncRequest(NamedTuple):
     Attributes:
         timeout: seconds to wait for peers.
         step: count of optimizer steps that the caller expects.
-        known: version that all targets received over this connection and still have; None: everything is sent.
     """
 
     connection: str
@@ -86,7 +85,6 @@ class SyncRequest(NamedTuple):
     verify: Verify
     timeout: float
     step: int | None
-    known: int | None = None
 
 
 class Sent(NamedTuple):

@@ -179,10 +179,11 @@ class WeightRegistry:
                 last = self.weights(key).last
                 self._put(key, Weights("none", last, last))
 
-    def arrived_over(self, key: Key, connection: str) -> int | None:
-        """Return the version that arrived over a connection and is complete; None if there is none."""
+    def arrived_over(self, key: Key, connection: str) -> int:
+        """Return the version that arrived over a connection and is complete; 0 if there is none."""
         weights = self.weights(key)
-        return weights.number if weights.status == "complete" and weights.connection == connection else None
+        is_current = weights.status == "complete" and weights.connection == connection
+        return weights.number or 0 if is_current else 0
 
     def _put(self, key: Key, weights: Weights) -> None:
         self._weights[key] = weights

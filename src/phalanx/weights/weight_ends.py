@@ -64,8 +64,9 @@ class WeightSource(WeightEnd):
         super().__init__(registry, request, rank, read_layout(registry.published(request.key)))
         self._names = sorted({pair.source for batch in request.plan.batches for pair in batch.pairs})
         self._own_names = {pair.source for batch in self._plan.batches for pair in batch.pairs}
-        #: Digests of the tensors by version. Over a new connection, all tensors count as changed.
-        self._samples: dict[int | None, dict[str, bytes]] = {}
+        #: The version that was sent last, and digests of its tensors. At first, all tensors count as changed.
+        self._sent = 0
+        self._samples: dict[str, bytes] = {}
 
     @property
     def address(self) -> object:
@@ -110,18 +111,18 @@ class WeightSource(WeightEnd):
         version = Outgoing(lambda slot: read_slot(tensors, slot), note, check)
         deadline = Deadline(sync.timeout)
         for endpoint in self._endpoints:
-            endpoint.packing.begin(sync.known, sync.number)
+            endpoint.packing.known = self._sent
         nbytes = sum(endpoint.send(version, deadline) for endpoint in self._endpoints)
         check()
-        changed = self._changes(tensors, sync)  # while the targets load
+        changed = self._changes(tensors)  # while the targets load
         check()
+        self._sent = sync.number
         return Sent(nbytes, changed, step)
 
-    def _changes(self, tensors: Tensors, sync: SyncRequest) -> bytes:
-        """Return a byte for each name of the plan: 1 if this rank's values differ from version ``sync.known``."""
-        before = self._samples.get(sync.known, {})
-        now = {name: _sample(tensors[name]) for name in self._own_names}
-        self._samples = {sync.known: before, sync.number: now}
+    def _changes(self, tensors: Tensors) -> bytes:
+        """Return a byte for each name of the plan: 1 if this rank's values differ from the version sent before."""
+        before = self._samples
+        self._samples = now = {name: _sample(tensors[name]) for name in self._own_names}
         return bytes(before.get(name) != now.get(name) for name in self._names)
 
 
@@ -165,7 +166,7 @@ class WeightTarget(WeightEnd):
 
         deadline, notes = Deadline(sync.timeout), dict[int, bytes]()
         for endpoint in self._endpoints:
-            endpoint.packing.begin(known, number)
+            endpoint.packing.known = known
             attributes = {"weights version": number, "transport": endpoint.transport}
             with px_span(f"weights {key[1]!r}", **attributes):
                 notes |= endpoint.receive(write, deadline)

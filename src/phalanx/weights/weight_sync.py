@@ -235,9 +235,8 @@ class WeightSync:
         try:
             for pair, calls in sent.items():
                 # before the outcome: the caller may restart the group without asking for it
-                had = pair.target.core.had_weights.setdefault(pair.target.key, request.number)
-                known = pair.known if pair.known == had else None  # None: another sync came after it
-                calls.extend(pair.send(request._replace(known=known), earlier))
+                pair.target.core.had_weights.setdefault(pair.target.key, request.number)
+                calls.extend(pair.send(request, earlier))
         except BaseException:
             for call in itertools.chain(*sent.values()):
                 with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
@@ -266,13 +265,13 @@ class WeightSync:
     def _note_outcome(self, future: SyncFuture, outcome: WeightsVersion | BaseException) -> None:
         """Note the end of a sync in the groups, and warn if the source does not seem to train."""
         number, pairs, future.sent = future.number, list(future.sent), {}
-        source, staleness = self._source, self._staleness
+        source, staleness, targets = self._source, self._staleness, [pair.target for pair in pairs]
         if not isinstance(outcome, WeightsVersion):
-            for target in (pair.target for pair in pairs):
+            for target in targets:
                 target.notify(target.ranks, weight_handlers.tear, target.key, number)
             # pairs that were connected since, for a later sync, stay open
             if all(self._pairs.get(pair.target) is pair for pair in pairs):
-                for target in (pair.target for pair in pairs):
+                for target in targets:
                     target.core.note_weights(*target.key, f"failed({number})")
                 _close_pairs(self._pairs)
                 published = source.core.published_weights
@@ -282,8 +281,7 @@ class WeightSync:
         if staleness is not None:
             self._advance(staleness, outcome, is_resync=future.is_resync)
         source.core.note_weights(*source.key, f"published({number})")
-        for pair in pairs:
-            pair.known, target = number, pair.target
+        for target in targets:
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.note_weights(*target.key, f"complete({number})")

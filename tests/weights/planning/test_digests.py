@@ -16,9 +16,8 @@ from phalanx.weights.digests import Verify, _box_digest, _sampled_elements, tens
     "dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
 )
 def test_casts_and_views_have_the_digest_of_their_copy(dtype: torch.dtype, verify: Verify) -> None:
-    masters = torch.randint(
-        0, 2, (300, 5000), dtype=torch.int16
-    )  # a cast is sampled by torch, a copy by numpy
+    # a cast is sampled by torch, a copy by numpy
+    masters = torch.randint(0, 2, (300, 5000), dtype=torch.int16)
     copy = masters.to(dtype)
     view = copy[7:, 1000:2000]
 
