@@ -200,9 +200,11 @@ class RingReceiver(Endpoint):
                 number, length = connection.receive(deadline)
                 begin, ring = number % _SEGMENTS * self.request.addresses[source].nbytes, self._rings[source]
                 slots = expected[source].pop(number).slots
-                self.packing.unpack(ring.tensor[begin : begin + length], slots, write)
-                ring.synchronize()
-                connection.send((self.rank, number), deadline)
+                try:
+                    self.packing.unpack(ring.tensor[begin : begin + length], slots, write)
+                    ring.synchronize()
+                finally:  # raises if the source ended: then a device's error is due to the memory that it freed
+                    connection.send((self.rank, number), deadline)
         return {source: connection.receive(deadline) for source, connection in self._sources.items()}
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import read_slot, write_slot
+from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
 from phalanx.weights.digests import digest_boxes
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.manifest import Tensors
@@ -150,6 +150,23 @@ def test_a_device_transport_refuses_host_tensors(transport: str) -> None:
         WeightsTransferError, match=f"transport '{transport}' needs all tensors of source rank 0"
     ):
         make_endpoints(single(transport, one_node(1, 1)), 0, CPU)
+
+
+def test_an_error_of_a_device_after_the_end_of_the_source_names_the_source() -> None:
+    request, tensors = single(SHARED_MEMORY, one_node(1, 1)), {"w": torch.zeros(4)}
+    (sender,) = make_endpoints(request, 0, CPU)
+    (receiver,) = make_endpoints(replace(request, side="target", addresses={0: sender.address}), 0, CPU)
+
+    def write(_: BucketSlot) -> torch.Tensor:
+        sender.close()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sender.send, version_of(tensors), Deadline(30))
+        with pytest.raises(WeightsTransferError, match="source rank 0 ended the connection"):
+            receiver.receive(write, Deadline(30))
+    assert sending.exception() is not None
+    receiver.close()
 
 
 def test_an_unreachable_end_names_its_source_or_the_variable_for_the_network() -> None:
