@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.display.text_format import first_of
@@ -213,13 +214,15 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
             "does not share its storage; accept the weights without share=True, which copies"
         )
     ours, own = source.layout.held, layout.held.keys() - layout.ties.keys()
-    odd = sorted(name for name in own if ours.get(name) != layout.held[name])
+    target, tensors = named_tensors(model_of(accepted)), source.tensors()
+    odd = sorted(
+        name for name in own if ours.get(name) != layout.held[name] or isinstance(target[name], DTensor)
+    )
     if odd:
         raise DeclarationError(
-            f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "
-            "without share=True, which copies"
+            "share=True needs plain tensors of the source's layout and types, and no DTensors, whose storage FSDP2 "
+            f"keeps; others are {', '.join(odd[:5])}: accept the weights without share=True, which copies"
         )
-    target, tensors = named_tensors(model_of(accepted)), source.tensors()
     for name in layout.held:
         target[name].data = tensors[layout.ties.get(name, name)].detach()
 

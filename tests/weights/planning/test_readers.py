@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import phalanx as px
 from phalanx.declare.weight_declarations import Published
 from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import cut, local_boxes, volume
@@ -30,7 +31,7 @@ from phalanx.weights.local_layout import (
     read_tensors,
 )
 from phalanx.weights.manifest import HeldTensor
-from tests.weights.weight_workers import Accepter, Publisher, arrived, linked
+from tests.weights.weight_workers import NAME, Accepter, Publisher, arrived, groups, linked, told
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -150,6 +151,16 @@ def test_a_tensor_that_is_sharded_along_other_dims_needs_a_new_plan() -> None:
         weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(1), Shard(0)], run_check=False)
         with pytest.raises(WeightsMismatch, match="do not match the plan of this sync: w"):
             current_tensors(declared, planned)
+
+
+def test_storage_of_distributed_tensors_cannot_be_shared() -> None:
+    def placed(_: int) -> dict[str, torch.Tensor]:
+        return {"w": distribute_tensor(golden(2), init_device_mesh("cpu", (1,)), [Shard(0)])}
+
+    roles = {"actor": Publisher.bind(placed), "rollout": Accepter.bind(placed, share=told(True))}
+    refused = pytest.raises(DeclarationError, match=r"no DTensors, .*; others are w:")
+    with as_rank(0, 1), groups(px.colocate(roles)) as (group,), refused:
+        px.WeightSync(group.actor, group.rollout, NAME)()
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
