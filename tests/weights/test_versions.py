@@ -59,10 +59,12 @@ def test_version_numbers_start_at_one_and_never_decrease() -> None:
 
 
 def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
-    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+    with groups(Actor, Actor, Rollout, sizes=(2, 1, 3)) as (source, other, target):
         px.WeightSync(source[0:1], target[1:2], NAME)()
+        px.WeightSync(other, target[2], NAME)()
 
-        assert statuses(target) == ["none", "complete(1)"]
+        assert statuses(target) == ["none", "complete(1)", "complete(1)"]
+        assert len({*px.weights.status(target, NAME).values()}) == 2
 
 
 def test_torn_weights_stop_methods_that_need_weights_until_a_sync_succeeds() -> None:

@@ -63,7 +63,7 @@ class Weights:
     status: Literal["none", "complete", "torn"] = "none"
     number: int | None = None
     had: int | None = None
-    connection: str = field(default="", repr=False)
+    connection: str = field(default="", repr=False, compare=False)
 
     @property
     def last(self) -> int | None:
