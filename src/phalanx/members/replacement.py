@@ -188,8 +188,8 @@ def _resync_weights(core: Group, new: Collection[int]) -> None:
             why = why or failures[sync]
         if why:
             _log.warning(
-                "group %r: ranks %s are new, and did not receive weights %r%s: %s. They refuse methods that need them; "
-                "sync them once the source has the right weights",
+                "group %r: ranks %s are new, and did not receive weights %r%s: %s. They refuse methods that need them "
+                "unless their state was restored with them; sync them once the source has the right weights",
                 core.name,
                 sorted(new),
                 name,
