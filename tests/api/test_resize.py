@@ -163,10 +163,13 @@ def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.Resour
 
         assert group.value() == [3.0] * 3
         assert len(set(group.version())) == 1
+        last = px.WeightSync(trainer, group[2:3], "served", source_name="policy")
         px.resize(group, 2)
         trainer.train()
         sync()
         assert group.value() == [4.0] * 2
+        with pytest.raises(px.errors.StaleEpoch, match="on ranks that it has"):
+            last()
 
 
 class Asked(Model):

@@ -187,7 +187,7 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
     """
     there = len(epoch.endpoints) if spec.name == LIBRARY else epoch.size
     if any(rank >= there for rank in plan.ranks):
-        raise core.lifecycle.stale_error(epoch.number, spec.name)
+        raise core.lifecycle.stale_error(epoch.number, spec.title or spec.name)
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:

@@ -157,7 +157,7 @@ class Lifecycle:
         """Return the error of a call whose ranks were replaced or died."""
         return StaleEpoch(
             f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
-            f"{epoch}, the group is in epoch {self.epoch}; make the call again",
+            f"{epoch}, the group is in epoch {self.epoch}; make the call again, on ranks that it has",
             group=self._group,
             epoch=epoch,
             current=self.epoch,
