@@ -49,9 +49,7 @@ def walked(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, list[
     return {name: peer.asked for name, peer in peers.items()}
 
 
-def test_a_slow_contender_is_repeated_less_often_but_at_least_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_contender_is_repeated_less_often_but_at_least_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = walked(monkeypatch, phalanx=0.5, bare=2.5)
     assert asked == {PHALANX: [50] + 5 * [500], BARE: [50] + 3 * [500]}
     assert walked(monkeypatch, bare=70.0)[BARE] == [50, 500]

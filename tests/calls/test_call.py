@@ -137,9 +137,7 @@ def test_dead_ranks_are_the_cause_if_only_peers_reported_a_lost_connection(ranks
     assert ranks.killed == [1]
 
 
-def test_a_rank_with_an_error_of_its_own_is_the_cause_although_another_rank_died(
-    ranks: Ranks,
-) -> None:
+def test_a_rank_with_an_error_of_its_own_is_the_cause_although_another_rank_died(ranks: Ranks) -> None:
     future = ranks.submit(ValueError("odd"), LATE)
     ranks.lose(1)
 

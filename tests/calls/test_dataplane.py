@@ -101,9 +101,7 @@ def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
     return group.statistics()[name] - before[name]
 
 
-def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(
-    group: px.WorkerGroup,
-) -> None:
+def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(group: px.WorkerGroup) -> None:
     before = group.statistics()
     group.ping()
     assert grown(group, before, "sent_bytes") == 0
@@ -223,9 +221,7 @@ def test_readonly_rows_are_read_in_shared_memory_unless_they_are_joined(
 
 
 @pytest.mark.slow
-def test_ranks_of_a_class_without_torch_do_not_import_it_and_have_omp_num_threads(
-    ray_cluster: Any,
-) -> None:
+def test_ranks_of_a_class_without_torch_do_not_import_it_and_have_omp_num_threads(ray_cluster: Any) -> None:
     class Plain:  # local, so that it is pickled by value: its module imports torch
         def __init__(self) -> None:
             self.torch_at_start = "torch" in sys.modules

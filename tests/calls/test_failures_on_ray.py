@@ -81,9 +81,7 @@ def test_the_death_of_an_idle_rank_is_found_in_2_s_without_a_call(group: px.Work
 
 
 @pytest.mark.slow
-def test_a_missed_deadline_reports_the_state_of_each_rank_and_breaks_the_group(
-    group: px.WorkerGroup,
-) -> None:
+def test_a_missed_deadline_reports_the_state_of_each_rank_and_breaks_the_group(group: px.WorkerGroup) -> None:
     faults.slow(group, 1, 30.0, method="ping")
 
     with taking_less_than(2.0), pytest.raises(px.CallTimeout) as raised:
@@ -117,9 +115,7 @@ def test_result_with_a_timeout_reports_and_leaves_the_call_running(
 
 
 @pytest.mark.slow
-def test_stacks_include_native_code_and_a_stopped_rank_is_reported_unreachable(
-    group: px.WorkerGroup,
-) -> None:
+def test_stacks_include_native_code_and_a_stopped_rank_is_reported_unreachable(group: px.WorkerGroup) -> None:
     future = group[0:3].submit("spin_natively")
     assert within(30.0, lambda: all_running(group, 3))
     faults.stop(group, 2)

@@ -157,9 +157,7 @@ def test_the_gpu_check_without_a_device_says_so_and_exits_with_0() -> None:
 
 
 @pytest.mark.slow
-def test_the_transport_check_times_a_sync_and_reports_a_failed_sync_with_its_error(
-    ray_cluster: None,
-) -> None:
+def test_the_transport_check_times_a_sync_and_reports_a_failed_sync_with_its_error(ray_cluster: None) -> None:
     with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
         done, failed = (check_transport(path, pool, pool, megabytes=4) for path in ("shared memory", "nccl"))
 

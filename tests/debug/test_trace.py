@@ -262,9 +262,7 @@ def test_a_trace_records_a_successful_or_failed_start_of_a_group_and_closes_its_
 
 
 @pytest.mark.soak_on_cluster
-def test_colocated_roles_share_tracks_and_groups_with_equal_names_are_numbered(
-    pool: px.ResourcePool,
-) -> None:
+def test_colocated_roles_share_tracks_and_groups_with_equal_names_are_numbered(pool: px.ResourcePool) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
     with px.trace() as trace:
         for _ in range(2):

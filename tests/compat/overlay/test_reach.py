@@ -246,9 +246,7 @@ def test_an_unsupported_or_broken_verl_is_refused(
     assert str(tmp_path) in error
 
 
-def test_another_patch_release_warns_and_the_command_refuses_an_unsupported_release(
-    tmp_path: Path,
-) -> None:
+def test_another_patch_release_warns_and_the_command_refuses_an_unsupported_release(tmp_path: Path) -> None:
     done = python("-c", INSTALL + WHOSE, path=[make_verl(tmp_path / "new", "0.9.2.post1")])
     old = python("-m", "phalanx", "verl", "-m", "this", path=[make_verl(tmp_path / "old", "0.8.0")])
 
