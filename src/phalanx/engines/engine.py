@@ -60,13 +60,16 @@ class TokenRate:
 
     def add(self, tokens: int) -> None:
         """Count the tokens of a step that ends now."""
-        start, self._last = self._last, self._clock()
-        self._steps.append((self._last, self._last - start, tokens))
+        now = self._clock()
+        self._steps.append((now, now - self._last, tokens))
+        self._last = now
+        while self._steps[0][0] < now - _RATE_S:
+            self._steps.popleft()
 
     def per_second(self) -> float:
-        """Return the rate, and drop older steps; 0 after ten seconds without a step."""
-        while self._steps and self._steps[0][0] < self._clock() - _RATE_S:
-            self._steps.popleft()
+        """Return the rate; 0 after ten seconds without a step."""
+        if not self._steps or self._steps[-1][0] < self._clock() - _RATE_S:
+            return 0.0
         seconds = sum(step[1] for step in self._steps)
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
@@ -85,15 +88,17 @@ class EngineLoop:
 
     def __init__(self, runner: ModelRunner, context: WorkerContext, weights: str | None) -> None:
         self._runner, self._context, self._weights = runner, context, weights
-        self._waiting: list[Answer] = []
-        self._running: list[Answer] = []
+        self._waiting: dict[int, Answer] = {}
+        self._running: dict[int, Answer] = {}
+        self._rows: set[Row] = set()  # rows whose end has not been reported
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
         self._last_version = 0
         self._rate = TokenRate(time.monotonic)
         self._requests = self._aborted = self._tokens = 0
-        self._next_report: asyncio.TimerHandle | None = None
+        self._next_report = 0.0
+        self._idle_report: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -108,11 +113,12 @@ class EngineLoop:
     async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
         """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows on exit."""
         events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
+        self._rows.update(rows)
         for row in rows:
-            row.events, row.streams = events, streams
+            row.report, row.streams = events.put_nowait, streams
             for answer in row.answers:
                 if answer.finish_reason is None:
-                    self._waiting.append(answer)
+                    self._waiting[answer.key] = answer
                 else:
                     self._stream(answer, len(answer.tokens))
         self._finish(rows)
@@ -126,16 +132,17 @@ class EngineLoop:
                 unfinished -= isinstance(event, Row)
                 yield event
         finally:
-            if unfinished:
-                self.abort(lambda answer: answer.row.events is events)
+            self._rows.difference_update(rows)
+            self._drop([answer for row in rows for answer in row.answers])
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
         """End the ``wanted`` answers with their tokens so far; return the number of their rows."""
-        answers = [answer for answer in (*self._running, *self._waiting) if wanted(answer)]
+        answers = [answer for answer in (*self._running.values(), *self._waiting.values()) if wanted(answer)]
+        self._drop(answers)
         for answer in answers:
             answer.finish_reason = "abort"
             self._stream(answer, len(answer.tokens))
-        return self._remove(answers)
+        return self._finish(answer.row for answer in answers)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop the loop. Mode "wait" returns when no answer is running; "abort" ends all answers."""
@@ -193,12 +200,11 @@ class EngineLoop:
 
     def _start_steps(self) -> None:
         if self._task is None and self._has_step():
-            self._task = asyncio.create_task(self._run_steps())
+            self._task = asyncio.get_running_loop().create_task(self._run_steps())
 
     async def _run_steps(self) -> None:
         """Step while there is work. Between two steps the rank handles calls and syncs of weights."""
         self._rate.start()
-        self._report_later()
         try:
             while self._has_step():
                 await self._step()
@@ -210,6 +216,10 @@ class EngineLoop:
         finally:
             self._task = None
             self._report()
+            if self._idle_report is not None:
+                self._idle_report.cancel()
+            loop = asyncio.get_running_loop()  # report again when the rate has dropped to 0
+            self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
         torn = WeightsDeclared.of(self._context).torn.get(self._context.role)
@@ -220,50 +230,56 @@ class EngineLoop:
             self._runner.weights_changed()
             self._last_version = version
         if self.is_open and self._waiting:
-            started = self._waiting[: self._runner.room()]
-            self._waiting = self._waiting[len(started) :]
-            self._running += started
+            started = [self._waiting.pop(key) for key in list(self._waiting)[: self._runner.room()]]
+            self._running.update((answer.key, answer) for answer in started)
             if started:
                 self._runner.add(started)
         stepped = self._runner.step()
-        self._take(await stepped if isinstance(stepped, Awaitable) else stepped, version)
+        sampled = list(await stepped if isinstance(stepped, Awaitable) else stepped)
+        count = sum(one.token is not None for one in sampled)
+        self._rate.add(count)
+        self._tokens += count
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + _REPORT_S
+            self._report()
+        self._take(sampled, version)
 
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
-        """Append the tokens of a step, which began with weights of ``version``, to their answers."""
-        counts: dict[Answer, int] = {}  # tokens before the step
-        for token in sampled:
-            answer = token.answer
-            if answer.finish_reason is None:  # else the answer ended, or was aborted during the step
-                counts.setdefault(answer, len(answer.tokens))
-                answer.take(token, version, self._runner.vocabulary)
-        for answer, count in counts.items():
-            self._stream(answer, count)
-        tokens = sum(len(answer.tokens) - count for answer, count in counts.items())
-        self._rate.add(tokens)
-        self._tokens += tokens
-        self._remove([answer for answer in counts if answer.finish_reason is not None])
+        """Append sampled tokens to their answers, and stream them by version."""
+        finished: list[Answer] = []
+
+        def source(token: SampledToken) -> tuple[Answer, int]:
+            return token.answer, version if token.version is None else token.version
+
+        for (answer, token_version), tokens in itertools.groupby(sampled, source):
+            start, ended = len(answer.tokens), len(finished)
+            for token in tokens:
+                if answer.key in self._running:  # else the answer ended, or was aborted during the step
+                    answer.take(token, token_version, self._runner.vocabulary)
+                    if answer.finish_reason is not None:
+                        finished.append(self._running.pop(answer.key))
+            if len(answer.tokens) > start or len(finished) > ended:
+                self._stream(answer, start)
+        if finished:
+            self._runner.remove(finished)
+            self._finish(answer.row for answer in finished)
 
     def _stream(self, answer: Answer, start: int) -> None:
-        """Queue the tokens of an answer from index ``start`` on, split by version, if its call streams tokens."""
-        row, versions, end = answer.row, answer.versions, len(answer.tokens)
-        if not row.streams:
-            return
-        changes = [index for index in range(start + 1, end) if versions[index] != versions[index - 1]]
-        for first, stop in itertools.pairwise([start, *changes, end]):
-            tokens, log_probs = tuple(answer.tokens[first:stop]), tuple(answer.log_probs[first:stop])
-            version = versions[stop - 1] if versions else self.version
-            finish = answer.finish_reason if stop == end else None
-            row.events.put_nowait(
-                Tokens(row.index, row.id, tokens, log_probs, version, finish, answer.sample, answer.error)
+        """Queue the tokens of an answer from index ``start`` on, if its call streams tokens."""
+        row = answer.row
+        if row.streams:
+            row.report(
+                Tokens(
+                    row=row.index,
+                    id=row.id,
+                    tokens=tuple(answer.tokens[start:]),
+                    log_probs=tuple(answer.log_probs[start:]),
+                    version=answer.versions[-1] if answer.versions else self.version,
+                    finish_reason=answer.finish_reason,
+                    sample=answer.sample,
+                    error=answer.error,
+                )
             )
-
-    def _remove(self, answers: Sequence[Answer]) -> int:
-        """Remove answers that have ended, and finish their rows; return the number of these rows."""
-        if answers:
-            self._runner.remove(answers)
-            self._running = [answer for answer in self._running if answer.finish_reason is None]
-            self._waiting = [answer for answer in self._waiting if answer.finish_reason is None]
-        return self._finish(answer.row for answer in answers)
 
     def _finish(self, rows: Iterable[Row]) -> int:
         """Queue the finished rows among ``rows``, and return the number of all ``rows``."""
@@ -272,35 +288,36 @@ class EngineLoop:
             if row.is_finished:
                 self._requests += 1
                 self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
-                row.events.put_nowait(row)
+                self._rows.discard(row)
+                row.report(row)
         return len(rows)
+
+    def _drop(self, answers: Sequence[Answer]) -> None:
+        dropped = [
+            answer
+            for answer in answers
+            if self._running.pop(answer.key, None) or self._waiting.pop(answer.key, None)
+        ]
+        if dropped:
+            self._runner.remove(dropped)
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        answers = [*self._running, *self._waiting]
-        self._running, self._waiting = [], []
-        for answer in answers:
-            answer.finish_reason = "abort"  # tokens that the runner still returns are dropped
-            answer.row.events.put_nowait(error)
-        self._runner.remove(answers)
+        for report in {row.report for row in self._rows}:
+            report(error)
+        self._rows.clear()
+        self._drop([*self._running.values(), *self._waiting.values()])
 
     def _report(self) -> None:
-        """Report to `phalanx top`, traces and the cluster's metrics, repeatedly until the rate has dropped to 0."""
+        """Report the statistics to `phalanx top`, traces and the cluster's metrics."""
         context, statistics = self._context, self.statistics()
-        rank, numbers = f"{context.group} rank {context.rank}", statistics.numbers()
+        rank = f"{context.group} rank {context.rank}"
         if context.tell is not None:
             context.tell(statistics.line())
         if process.sink is not None:
-            process.sink.count(f"engine of {rank}", numbers)
+            process.sink.count(f"engine of {rank}", statistics.numbers())
         if context.measure is not None:
-            context.measure("engine", rank, numbers)
-        if self._task is not None or statistics.tokens_per_second:
-            self._report_later()
-
-    def _report_later(self) -> None:
-        if self._next_report is not None:
-            self._next_report.cancel()
-        self._next_report = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
+            context.measure("engine", rank, statistics.numbers())
 
 
 class RolloutEngine(Worker):
@@ -485,7 +502,7 @@ class RolloutEngine(Worker):
                 'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
                 "resume() it first"
             )
-        rows = self._requests.rows(prompts, sampling, prefix, ids)
+        rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
         return contextlib.aclosing(self._loop.run(rows, streams=streams))
 
 

@@ -7,7 +7,6 @@ it ends.
 from __future__ import annotations
 
 import abc
-import asyncio
 import itertools
 import math
 import operator
@@ -54,7 +53,7 @@ class Answer:
 
     ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
     of the prefix; ``versions`` has the version of the weights for each token. ``error`` is the reason why the answer
-    cannot be served, ``given`` a finished prefix, which is returned unchanged.
+    cannot be served, ``given`` the completion of an answer that needs no tokens.
     """
 
     row: Row
@@ -86,12 +85,12 @@ class Answer:
         return [*self.row.prompt, *self.tokens]
 
     def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
-        """Append a token, or end without another token. ``version`` is the version at the start of the step."""
+        """Append a token that was sampled by weights of ``version``, or end without another token."""
         if sampled.token is None:
             self.finish_reason, self.error = sampled.finish or "abort", sampled.error
             return
         self.tokens.append(sampled.token)
-        self.versions.append(version if sampled.version is None else sampled.version)
+        self.versions.append(version)
         if sampled.log_prob is not None:
             self.log_probs.append(sampled.log_prob)
         if sampled.top is not None:
@@ -104,8 +103,9 @@ class Answer:
         return len(self.tokens) >= limit
 
     def _end(self, vocabulary: Vocabulary) -> FinishReason | None:
-        is_end = self.tokens[-1] in vocabulary.end and not self.sampling.ignore_eos
-        if is_end or any(self._is_stopped_by(stop, vocabulary) for stop in self.sampling.stop):
+        if self.tokens[-1] in vocabulary.end and not self.sampling.ignore_eos:
+            return "stop"
+        if any(self._is_stopped_by(stop, vocabulary) for stop in self.sampling.stop):
             return "stop"
         return "length" if self.is_full(vocabulary) else None
 
@@ -150,7 +150,7 @@ class Answer:
 class Row:
     """A prompt of a call, with its answers. ``index`` is its index in the rank's shard.
 
-    ``events`` gets the finished row, the tokens of its answers if ``streams``, and an error of the engine.
+    ``report`` gets the finished row, the tokens of its answers if ``streams``, and an error of the engine.
     """
 
     index: int
@@ -158,7 +158,7 @@ class Row:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     answers: list[Answer] = field(default_factory=list[Answer])
-    events: asyncio.Queue[Any] = field(init=False)
+    report: Callable[[Any], None] = lambda _: None
     streams: bool = False
 
     @property
@@ -258,15 +258,18 @@ class RequestFactory:
 
     def __init__(self, runner: ModelRunner, encode: Encode | None, next_seed: Callable[[], int]) -> None:
         self._runner, self._encode, self._next_seed = runner, encode, next_seed
-        self._numbers = itertools.count(1)  # of answers, and of requests without an id
+        self._keys, self._ids = itertools.count(1), itertools.count(1)
         self._name = f"request-{secrets.token_hex(4)}"  # unique among the ranks
 
-    def rows(self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any) -> list[Row]:
+    def rows(
+        self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int
+    ) -> list[Row]:
         """Return a row for each prompt. A row that cannot be served, or needs no tokens, is already finished.
 
         Args:
             sampling: a ``SamplingParams``, or a list with an element per prompt.
             prefix, ids: None, or a list with an element per prompt.
+            version: current version of the weights.
 
         Raises:
             ValueError: if an argument is of the wrong type or length.
@@ -280,9 +283,9 @@ class RequestFactory:
         if not all(isinstance(row, SamplingParams) for row in samplings):
             expected = "px.engines.SamplingParams(max_tokens=..., ...), or a list with one per prompt"
             raise ValueError(f"sampling={sampling!r}: expected {expected}")
-        columns = {"sampling": samplings, "prefix": prefix, "ids": ids}
-        rows = zip(tokens, *(_column(name, values, count) for name, values in columns.items()), strict=True)
-        return [self._row(index, *row) for index, row in enumerate(rows)]
+        samplings, prefixes = _column("sampling", samplings, count), _column("prefix", prefix, count)
+        rows = zip(tokens, samplings, prefixes, _column("ids", ids, count), strict=True)
+        return [self._row(index, *row, version) for index, row in enumerate(rows)]
 
     def _prompt_tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
@@ -291,16 +294,16 @@ class RequestFactory:
             raise ValueError("a prompt is a text, but the engine has no tokenizer: give tokens or tokenizer=")
         return list(self._encode(prompt))
 
-    def _row(self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any) -> Row:
-        name = f"{self._name}-{next(self._numbers)}" if id is None else id
-        row, prefixes = Row(index, name, tuple(prompt), sampling), _prefixes(prefix, sampling.n)
+    def _row(self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int) -> Row:
+        number = next(self._ids)
+        row = Row(index, f"{self._name}-{number}" if id is None else id, tuple(prompt), sampling)
+        prefixes = _prefixes(prefix, sampling.n)
         error = next(self._errors(row, prefixes), None)
         if error is not None:
-            row.answers.append(Answer(row, 0, 0, 0, finish_reason="error", error=error))
-            return row
+            prefixes = [Completion((), (), "error", ((version, 0),), row.id, error=error)]
         for sample, given in enumerate(prefixes):
             seed = self._next_seed() if sampling.seed is None else sampling.seed
-            answer = Answer(row, next(self._numbers), sample, seed)
+            answer = Answer(row, next(self._keys), sample, seed)
             _continue(answer, given)
             if answer.tokens and answer.is_full(self._runner.vocabulary):
                 answer.finish_reason = "length"
@@ -330,7 +333,8 @@ class RequestFactory:
             yield f"prefix has {len(prefixes)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
         if any(len(given.tokens) > sampling.max_tokens for given in prefixes if not given.finished):
             yield f"its prefix is longer than max_tokens={sampling.max_tokens}, which includes the prefix"
-        if (refusal := self._runner.refuses(sampling)) is not None:
+        refusal = self._runner.refuses(sampling)
+        if refusal is not None:
             yield refusal
 
 

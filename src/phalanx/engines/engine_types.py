@@ -199,7 +199,7 @@ class EngineStatistics:
 
     Attributes:
         running, waiting: numbers of answers in progress and in the queue.
-        requests, aborted: finished rows since the start, and aborted rows among them, also of cancelled calls.
+        requests, aborted: finished rows since the start, and aborted rows among them.
         tokens: tokens since the start.
         tokens_per_second: rate of the steps in the last ten seconds.
         cache_use: used fraction of the memory for keys and values, 0 to 1.
