@@ -7,12 +7,13 @@ calls are spread over all ranks even if their futures are dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import PendingStream
 from phalanx.group.group import Group
 
-LOOKS_AGAIN_S = 0.02
+_LOOKS_AGAIN_S = 0.02
 
 
 def calls_of(group: Group) -> list[Call]:
@@ -26,25 +27,17 @@ def is_busy(group: Group) -> bool:
     return any(not call.all_ended() for call in calls_of(group))
 
 
-def run_streams(group: Group, ranks: Collection[int]) -> bool:
-    """Take the available items of streams on ranks, whose reader may be the caller, who waits for these ranks.
-
-    Return whether some of the ranks have not ended their streams.
-    """
-    is_running = False
-    for call in calls_of(group):
-        stream, places = call.streams, [place for place, rank in enumerate(call.plan.ranks) if rank in ranks]
-        if places and stream is not None and stream.streaming.buffer is not None and not stream.left:
-            stream.run_to_end()
-            is_running |= bool(stream.wait(places, len(places), 0)[1])
-    return is_running
+def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
+    """Return the streams of calls in which some of these ranks may be waiting for a reader."""
+    streams = [call.streams for call in calls_of(group) if not set(call.plan.ranks).isdisjoint(ranks)]
+    return [one for one in streams if one is not None and one.streaming.buffer is not None and not one.left]
 
 
 def make_room(group: Group) -> None:
     """Forget calls that have ended. If the group's limit of calls in flight is reached, wait until a call ends."""
     while len(group.recent) >= group.max_in_flight:
         # Wait for the oldest call, which probably ends next, and only check the others.
-        patience, is_full = LOOKS_AGAIN_S, False
+        patience, is_full = _LOOKS_AGAIN_S, False
         for call in calls_of(group):
             if len(group.recent) < group.max_in_flight:
                 return

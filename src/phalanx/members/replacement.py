@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.call_state import seconds_until
-from phalanx.calls.in_flight import LOOKS_AGAIN_S, run_streams
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch, Snapshot
@@ -105,9 +103,10 @@ def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
     snapshot = core.snapshot
     if snapshot is None:
         raise GroupBroken(
-            f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of ranks "
-            f"{sorted(gone)} is lost. Call px.snapshot(group) after a step; or say state='peer' where all ranks have "
-            "the same state, state='none' where they need none; or restart() and load a saved step",
+            f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of "
+            f"ranks {sorted(gone)} "
+            "is lost. Call px.snapshot(group) after a step; or say state='peer' where all ranks have the same state, "
+            "state='none' where they need none; or restart() and load a saved step",
             group=core.name,
             cause=core.lifecycle.cause,
         )
@@ -134,11 +133,9 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
-        meeting = {name: launched.setups[0].environment[name] for name in _MEETING}
+        environment = launched.setups[0].environment
+        meeting = {name: environment[name] for name in _MEETING}
         rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
-        while run_streams(core, staying) and rejoin.arrivals.pending(LOOKS_AGAIN_S):
-            if seconds_until(call.deadline, core.backend) == 0.0:
-                break
         results = dict(zip(new, launched.results, strict=True))
         results |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
         construct(call, epoch, [results[rank] for rank in range(left.size)])
@@ -149,8 +146,9 @@ def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
     copies = {
         rank: _run(core, [snapshot.holders[rank]], handlers.give_copy, rank, snapshot.number) for rank in new
     }
-    each = [copies.get(rank) for rank in range(core.world_size)]
-    _run(core, range(core.world_size), handlers.restore_snapshot, snapshot.number, each=each)
+    everyone = range(core.world_size)
+    each = [copies.get(rank) for rank in everyone]
+    _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=each)
 
 
 def _copy_from_peer(core: Group, new: Collection[int]) -> None:

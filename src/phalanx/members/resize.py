@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.call_state import Results, seconds_until
-from phalanx.calls.in_flight import LOOKS_AGAIN_S, run_streams
+from phalanx.calls.in_flight import streams_on
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
 from phalanx.group.epoch import Epoch, Snapshot
@@ -25,6 +25,7 @@ from phalanx.members.recovery import ensure_ready
 from phalanx.topology.slots import Slot
 from phalanx.worker import handlers
 
+_LOOKS_EVERY_S = 0.05
 _LEAVE_PATIENCE_S = 65.0  # a rank that leaves hands its items over, for which its channels take 60 s at most
 
 
@@ -98,7 +99,9 @@ def _syncs_to(core: Group) -> set[Resync]:
 
 def _shrink(core: Group, size: int) -> Results:
     tail = range(size, core.world_size)
-    run_streams(core, tail)  # an inline stream runs only when it is read
+    if core.backend.immediate:  # an inline stream runs only when it is read
+        for stream in streams_on(core, tail):
+            stream.run_to_end()
     with core.send_lock:  # earlier calls arrive before the request, and none after it
         epoch = core.change(core.endpoints, size)
         core.departed.extend(key_of(one.facts) for one in epoch.endpoints[size:])
@@ -146,15 +149,16 @@ def _finish(core: Group, asked: Results, timeout: float | None) -> None:
 
 def _late(core: Group, tail: range, asked: Results, timeout: float | None) -> list[int]:
     """Wait ``timeout`` seconds at most until leaving ranks have finished; return the ranks that have not finished."""
-    backend = core.backend
+    backend, streams = core.backend, streams_on(core, tail)
     limit = None if timeout is None else backend.now() + timeout
     while True:
-        is_running = run_streams(core, tail)
-        late = asked.pending(LOOKS_AGAIN_S if is_running else seconds_until(limit, backend))
+        for stream in streams:
+            stream.run_to_end()  # its reader may be the caller that waits here
+        late = asked.pending(_LOOKS_EVERY_S if streams else seconds_until(limit, backend))
         # An asynchronous rank responds during its earlier calls, any other rank after them.
         if not late and core.handle.asynchronous and not backend.immediate:
             statuses = backend.inspect(core.endpoints[tail.start :], False)
             late = [position for position, status in enumerate(statuses) if status.running]
         if not late or (limit is not None and backend.now() >= limit):
             return [tail[position] for position in late]
-        time.sleep(LOOKS_AGAIN_S)
+        time.sleep(_LOOKS_EVERY_S)
