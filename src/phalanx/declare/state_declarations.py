@@ -62,9 +62,8 @@ def register_state(
         boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
         megatron: ``px.weights.MegatronRank``, if the model is a Megatron module.
         others: further components by name: an object with ``state_dict()`` and ``load_state_dict(state)``; a random
-            generator of torch, numpy or ``random``; or a dict of such objects and plain values. A load gives the dict
-            the saved plain values, and only these, and loads objects in it, and in its dicts, lists and tuples, in
-            place.
+            generator of torch, numpy or ``random``; or a dict of such objects and plain values. A load puts plain
+            values into the dict, and loads objects in it, and in its dicts, lists and tuples, in place.
 
     Raises:
         DeclarationError: if the arguments contradict each other, or a component has no state.
@@ -111,12 +110,12 @@ def stateful(value: Any) -> Any:
     if all(callable(getattr(value, name, None)) for name in _PAIRS[0]):
         return value
     if ways_of(value) is not None:
-        return DictState({_ONE: value})
-    return DictState(value) if isinstance(value, MutableMapping) else None  # pyright: ignore[reportUnknownArgumentType]
+        return _Named({_ONE: value})
+    return _Named(value) if isinstance(value, MutableMapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-class DictState:
-    """Adapter of a dict: a load sets the state of objects in it, and replaces or removes all other values."""
+class _Named:
+    """Adapter of a dict: a load sets the state of objects in the dict, and replaces plain values."""
 
     def __init__(self, values: MutableMapping[str, Any]) -> None:
         self._values = values
@@ -125,13 +124,7 @@ class DictState:
         found = self._values.items()
         return {name: ways.get() if (ways := ways_of(value)) else value for name, value in found}
 
-    def plain(self) -> set[Any]:
-        """Return the names of values that a load replaces, or removes if they were not saved."""
-        return {name for name, value in self._values.items() if not ways_of(value)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self.plain() - state.keys():
-            del self._values[name]
         for name, value in state.items():
             current = self._values.get(name)
             if ways := ways_of(current):

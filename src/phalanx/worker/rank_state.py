@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
-from phalanx.declare.state_declarations import DictState, StateOf, declared_states, stateful
+from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import LocalBox, cut
 from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, read_megatron, stated_tensors
@@ -263,17 +263,15 @@ class _Component:
             if leaf.path[: len(self._root)] == self._root:
                 path, value = current.get(key, (leaf.path, None))
                 found[key] = path, _target(key, leaf, value)
-        values = {leaf.path for leaf in saved.values()}
         # In a load of parts, a worker without declared components has leaves that are not requested. A generator that
         # was not saved, such as an accelerator's, keeps its state.
-        chosen = {path[0] for path in values if path} - {GENERATORS}
-        # A load removes these values from a registered dict.
-        removed = self._owner.plain() if isinstance(self._owner, DictState) else frozenset()
+        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path} - {GENERATORS}
+        values = {leaf.path for leaf in saved.values()}
         for key, (path, value) in current.items():
             missing = isinstance(value, LocalTensor) and key not in saved and 0 not in value.shape
             # A dict of tensors may have been saved as the value {}, such as an optimizer's state before its first step.
             missing = missing and values.isdisjoint(path[:end] for end in range(len(path)))
-            if missing and removed.isdisjoint(path[1:2]) and (not path or path[0] in chosen):
+            if missing and (not path or path[0] in chosen):
                 found[key] = path, value
         return found
 
