@@ -211,6 +211,7 @@ def _planned(
 ) -> Callable[[], int]:
     """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``."""
     state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
+    declared = declared_states(runtime.context).get(role)
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")
     folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
@@ -234,7 +235,8 @@ def _planned(
                 ) from error
         values = planner.values
         state.apply({leaf: values[name] for leaf, name in keys.items() if name in values})
-        runtime.weights.loaded(tensors)
+        if any(stored.leaves[keys[leaf]].part == "model" for leaf in targets):
+            runtime.weights.loaded(role, None if declared is None else declared.model)
         return nbytes
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}

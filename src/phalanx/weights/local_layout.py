@@ -267,11 +267,6 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def storages_of(tensors: Iterable[torch.Tensor]) -> set[tuple[torch.device, int]]:
-    """Return the storages of tensors on this rank, as device and address."""
-    return {(one.device, one.untyped_storage().data_ptr()) for one in map(local_of, tensors)}
-
-
 class MeshCut(NamedTuple):
     """A mesh axis that cuts a tensor dimension: this rank has part ``part`` of ``parts``.
 

@@ -6,7 +6,7 @@ while its weights are torn or lost, unless the method has ``needs_weights=False`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -172,18 +172,12 @@ class WeightRegistry:
         if weights.status == "complete" and weights.number == number:
             self._put(key, replace(weights, status="torn"))
 
-    def loaded(self, tensors: Iterable[Any]) -> None:
-        """Mark weights as usable, but of no version, whose tensors are among ``tensors``: a saved state was loaded."""
-        from phalanx.weights.local_layout import model_of, named_tensors, storages_of  # loads FSDP
-
-        filled = storages_of(tensors)
-        for key, accepted in self.declared.accepted.items() if filled else ():
-            if accepted.model is None:  # a function loads them
-                continue
-            own, weights = storages_of(named_tensors(model_of(accepted)).values()), self.weights(key)
-            # torn or lost weights are usable only if all of their tensors were loaded
-            if own <= filled or (weights.status == "complete" and own & filled):
-                self._put(key, Weights("none", weights.last, weights.last))
+    def loaded(self, role: str, model: Any) -> None:
+        """Mark the weights as usable but of no version: a saved state was loaded into ``model``."""
+        for key, accepted in self.declared.accepted.items():
+            if key[0] == role and accepted.model is model is not None:
+                last = self.weights(key).last
+                self._put(key, Weights("none", last, last))
 
     def arrived_over(self, key: Key, connection: str) -> int:
         """Return the version that arrived over a connection and is complete; 0 if there is none."""

@@ -228,7 +228,9 @@ async def restore_snapshot(
     """
     held = None if copy is None else await runtime.fetch(copy, FETCH_S)
     states = _states(runtime, rng=not keep_rng)
-    runtime.weights.loaded(_copies(runtime).restore(number, held, states, runtime.instances.values()))
+    _copies(runtime).restore(number, held, states, runtime.instances.values())
+    for role, declared in declared_states(runtime.context).items():
+        runtime.weights.loaded(role, declared.model)
 
 
 def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state.RankState]:

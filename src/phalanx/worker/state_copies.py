@@ -67,7 +67,7 @@ def _is_unchanged(older: Any, tensor: torch.Tensor) -> bool:
     return _is_alike(older, tensor) and torch.equal(*(one.reshape(-1).view(word) for one in (older, tensor)))
 
 
-def _restore_role(state: RankState, copy: StateCopy, role: str) -> list[torch.Tensor]:
+def _restore_role(state: RankState, copy: StateCopy, role: str) -> None:
     """Restore the state of a role from a copy.
 
     Raises:
@@ -93,7 +93,6 @@ def _restore_role(state: RankState, copy: StateCopy, role: str) -> list[torch.Te
         for target, data in filled:
             target.copy_(data)
         state.apply(values)
-    return [target for target, _ in filled]
 
 
 class StateCopies:
@@ -154,10 +153,8 @@ class StateCopies:
 
     def restore(
         self, number: int, held: StateCopy | None, states: Mapping[str, RankState], workers: Iterable[Any]
-    ) -> list[torch.Tensor]:
+    ) -> None:
         """Restore ``states``, in their order, and drop the gradients of the failed step from the workers' attributes.
-
-        Return the tensors that were written.
 
         Args:
             held: the copy that another rank held, from now on the rank's own; None: the rank has its copy.
@@ -168,12 +165,12 @@ class StateCopies:
         if held is not None:
             self._own = {number: held}
         copy = _numbered(self._own, number, "its own state")
-        restored = [tensor for role, state in states.items() for tensor in _restore_role(state, copy, role)]
+        for role, state in states.items():
+            _restore_role(state, copy, role)
         for worker in workers:
             for value in list(getattr(worker, "__dict__", {}).values()):
                 if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                     value.zero_grad(set_to_none=True)
-        return restored
 
 
 def _numbered(copies: Mapping[int, StateCopy], number: int, title: str) -> StateCopy:
