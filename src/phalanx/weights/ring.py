@@ -203,8 +203,10 @@ class RingReceiver(Endpoint):
                 try:
                     self.packing.unpack(ring.tensor[begin : begin + length], slots, write)
                     ring.synchronize()
-                finally:  # raises if the source ended: then a device's error is due to the memory that it freed
-                    connection.send((self.rank, number), deadline)
+                except RuntimeError:  # of a device, perhaps since the source has ended and freed the memory
+                    connection.send((self.rank, number), deadline)  # then this raises
+                    raise
+                connection.send((self.rank, number), deadline)
         return {source: connection.receive(deadline) for source, connection in self._sources.items()}
 
     def close(self) -> None:
