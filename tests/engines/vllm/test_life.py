@@ -142,11 +142,12 @@ def until_nothing(left: Callable[[], list[set[Any]]], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def kill_engine(_: px.Worker) -> None:
-    """Kill processes as the system does if memory is short."""
-    for process in psutil.Process().children(recursive=True):
-        if process.name().startswith("VLLM::"):
-            process.kill()
+def kill_engine(_: px.Worker) -> int:
+    """Kill processes as the system does if memory is short; return their number."""
+    killed = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("VLLM::")]
+    for process in killed:
+        process.kill()
+    return len(killed)
 
 
 def lose_half(_: px.Worker) -> None:
@@ -172,7 +173,7 @@ def test_engines_that_die_fail_a_load_or_are_closed_raise_named_errors_and_leave
         call = rollout[1].generate.submit([[5]] * 1000, SamplingParams(max_tokens=100, ignore_eos=True))
         while not rollout.engine_statistics()[1].running:
             pass
-        rollout[1].run(kill_engine)
+        assert rollout[1].run(kill_engine) == 1
         with pytest.raises(px.PhalanxError, match=r"since vLLM raised EngineDeadError: .*group\.restart\(\)"):
             call.result()
         px.resize(rollout, 1)
