@@ -63,7 +63,7 @@ class Profiling:
 
     def __init__(self, key: str, order: ProfileOrder) -> None:
         global _running_profile
-        if _running_profile not in ("", key):
+        if _running_profile:
             raise DeclarationError(
                 "a profile is already running in this process, and there is one profiler per process: end the other "
                 "one first (.wait()); with backend='inline' all ranks are one process, so profile one rank at a time "
