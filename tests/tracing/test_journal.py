@@ -117,11 +117,12 @@ def test_a_span_belongs_to_its_call_and_outside_of_calls_to_the_rank(
 
 def test_attributes_and_errors_without_text_do_not_break_a_traced_call(path: Path) -> None:
     with pytest.raises(Mute), CallSpan(SpanWriter(str(path)), 5):
-        with span("x", shape=(2, 3), odd=Mute(), none=None, loss=float("nan")):
+        with span("x", shape=(2, 3), odd=Mute(), none=None, loss=float("nan"), big=10**5000):
             pass
         raise Mute
     log = reading(path)
 
+    assert log.spans[0].attributes.pop("big").startswith("<int: ValueError")
     assert log.spans[0].attributes == {
         "shape": "(2, 3)",
         "odd": "<Mute: RuntimeError: no text>",

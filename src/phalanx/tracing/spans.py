@@ -11,7 +11,6 @@ import inspect
 import itertools
 import json
 import logging
-import math
 import os
 import tempfile
 import time
@@ -119,8 +118,8 @@ def describe(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> bool | int | float | str | None:
-    """Return a value that JSON allows: finite numbers, booleans, text and None unchanged, others as text."""
-    if type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value)):
+    """Return a value that JSON allows: numbers below 1e300, booleans, text and None unchanged, others as text."""
+    if type(value) in (bool, str, type(None)) or (type(value) in (int, float) and abs(value) < 1e300):
         return value
     try:
         return _cut(str(value))
