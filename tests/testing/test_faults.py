@@ -31,6 +31,8 @@ def test_injected_errors_are_raised_once_each_by_the_chosen_calls(
     group: px.WorkerGroup, order: tuple[int, int]
 ) -> None:
     for call in order:
+        with pytest.raises(AttributeError):
+            faults.raises(group, 1, method="ad")
         faults.raises(group, 1, KeyError(call), method="add", on_call=call)
     failed: dict[int, tuple[int, ...]] = {}
     for call in (1, 2, 3, 4):

@@ -56,11 +56,11 @@ def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: i
 
 def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
     """Add a fault to a method of ``worker``, at its ``on_call``-th call from now. The method is wrapped once."""
+    inner = getattr(worker, method)
     waiting = vars(worker).setdefault(f"faults of {method}", [])
     waiting.append([on_call, seconds, error])
     if len(waiting) > 1:
         return
-    inner = getattr(worker, method)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         for fault in waiting:
