@@ -47,9 +47,9 @@ def test_registry_records_are_read_as_written_and_unreadable_records_are_skipped
 
 def test_a_group_is_found_by_name_prefix_or_suffix_or_refused_with_the_known_names() -> None:
     names = ("trainer", "trainer-2", "rollout", "Zvl4r5TrainingWorker", "twin")
-    notices = ClusterRegistry((), (*map(group, names), group("twin", of="b")))
+    notices = ClusterRegistry((), (*map(group, names), group("rollout", number=2), group("twin", of="b")))
 
-    assert notices.find("roll").name == "rollout"
+    assert notices.find("roll") == group("rollout", number=2)  # the newest of a run
     assert notices.find("trainer").name == "trainer"  # not trainer-2, which has this prefix
     assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"  # verl's random prefix
     assert (notices.find("b/twin").name, notices.find("b/twin").run) == ("twin", "b")

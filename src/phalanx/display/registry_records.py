@@ -136,7 +136,8 @@ class ClusterRegistry:
     def find(self, text: str) -> GroupRecord:
         """Return the group named ``text``, else the only group whose name begins with it, else ends with it.
 
-        ``text`` may be ``<run>/<name>``, if names repeat. Names of verl's groups are a random prefix and a class.
+        ``text`` may be ``<run>/<name>``, if names repeat; if they repeat in a run, the newest group is returned. Names
+        of verl's groups are a random prefix and a class.
 
         Raises:
             NoSuchGroup: if no group or several groups match; the message lists the groups.
@@ -144,8 +145,8 @@ class ClusterRegistry:
         named = [group for group in self.groups if text in (group.name, group.full_name)]
         named = named or [g for g in self.groups if g.name.startswith(text) or g.full_name.startswith(text)]
         named = named or [group for group in self.groups if group.name.endswith(text)]
-        if len(named) == 1:
-            return named[0]
+        if len({group.full_name for group in named}) == 1:
+            return named[-1]
         there = ", ".join(sorted(group.full_name for group in named or self.groups))
         if named:
             raise NoSuchGroup(f"{text!r} could be any of {there}: give more of the name, or <run>/<name>")
