@@ -77,10 +77,11 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
     for epoch in epochs:
         logs |= epoch.logs
         tracks |= {track.key: track for track in epoch.tracks}
-    merged = [
-        replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=tuple(_merged_parts(call, logs)))
-        for call in sorted(calls, key=lambda call: (call.began, call.id))
-    ]
+    merged: list[TracedCall] = []
+    for call in sorted(calls, key=lambda call: (call.began, call.id)):
+        parts = tuple(_merged_parts(call, logs))
+        error = call.error or next((part.error for part in parts if part.error), None)  # of an unread call
+        merged.append(replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=parts, error=error))
     # The file of a rank that stays through a resize is read in each epoch; a span belongs to the last epoch before it.
     opened = {key: track.opened or 0 for key, track in tracks.items()}
     found: dict[tuple[Any, ...], Span] = {}
