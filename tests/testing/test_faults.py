@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -71,18 +73,23 @@ class Doubler(px.Worker):
         return 2 * rows
 
 
-@pytest.mark.parametrize("event", ["fine", "raise"])
-def test_a_future_of_rows_returns_or_raises_by_the_script(event: str) -> None:
-    def script(what: str, number: int) -> str:
-        return event if what == "call" else "fine"
-
-    with scripted(script), px.ResourcePool([2], use_gpu=False, backend="inline") as pool:  # pyright: ignore[reportArgumentType]
-        future = px.WorkerGroup(pool, Doubler).double.submit(torch.arange(4.0))
-        if event == "fine":
-            assert future.result().tolist() == [0.0, 2.0, 4.0, 6.0]
-        else:
-            with pytest.raises(px.RemoteCallError, match="by script"):
-                future.result()
+@pytest.mark.parametrize(
+    ("event", "raised"),
+    [
+        ("slow", nullcontext()),
+        ("raise", pytest.raises(px.RemoteCallError, match="by script")),
+        ("hang", pytest.raises(px.DeclarationError, match="expected a timeout")),
+    ],
+)
+def test_a_call_waits_for_its_argument_as_the_script_says(event: Any, raised: Any) -> None:
+    with (
+        scripted(lambda what, number: event if (what, number) == ("call", 0) else "fine") as backend,
+        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
+        raised,
+    ):
+        group = px.WorkerGroup(pool, Doubler)
+        assert group.double(group.double.submit(torch.arange(2.0))).tolist() == [0.0, 4.0]
+    assert backend.clock.now() == (3.0 if event == "slow" else 0.0)
 
 
 def test_the_scripted_backend_forgets_results_that_were_read() -> None:

@@ -25,7 +25,7 @@ from phalanx.backends.backend_types import (
     SpawnRequest,
 )
 from phalanx.backends.inline import InlineBackend, InlineRef
-from phalanx.errors import InternalError, PlacementError
+from phalanx.errors import DeclarationError, PlacementError
 from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
 from phalanx.testing.faults import InjectedFault
@@ -79,7 +79,7 @@ class ScriptedBackend(InlineBackend):
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
         run = super().setup
-        return ResultHandle(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs)))
+        return ResultHandle(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs), refs))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
         run, infos = super().submit, list[Ref]()
@@ -89,22 +89,25 @@ class ScriptedBackend(InlineBackend):
             infos.append(result.info)
             return result
 
-        ref = self._scripted("call", endpoint, call)
+        ref = self._scripted("call", endpoint, call, message.refs)
         if returns == OUTPUT:
             return ResultHandle(ref)
         info = infos[0] if infos else ref  # if the call fails, both references are the failure
         self._results[info] = self._results[ref]
         return ResultHandle(ref, info)
 
-    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], ResultHandle]) -> InlineRef:
+    def _scripted(
+        self, what: str, endpoint: Endpoint, run: Callable[[], ResultHandle], refs: Sequence[Ref]
+    ) -> InlineRef:
         event: Event = self._next(what) if endpoint.handle.lost is None else "fine"
-        at = self.clock.now()
+        waits = event != "die" and endpoint.handle.lost is None
+        at = max([self.clock.now(), *map(self._time_of, refs if waits else ())])
         if event == "raise":
             ref = InlineRef(failure=capture(InjectedFault(f"a {what} fails by script"), rank=-1))
         elif event == "die":
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             ref = InlineRef(lost=endpoint.handle.lost)
-        elif event == "hang":
+        elif event == "hang" or at == _FOREVER:
             ref, at = InlineRef(), _FOREVER
         else:
             ref = run().value
@@ -155,13 +158,16 @@ class ScriptedBackend(InlineBackend):
         """Advance the clock to ``until``, by at most ``timeout`` seconds."""
         limit = _FOREVER if timeout is None else self.clock.now() + timeout
         if min(until, limit) == _FOREVER:
-            raise InternalError("a caller waits without a limit for a rank that never ends")
+            raise DeclarationError(
+                "a caller waits without a limit for a rank that the script lets hang; expected a timeout, such as "
+                "px.WorkerGroup(..., call_timeout=60.0)"
+            )
         self.clock.advance_to(min(until, limit))
 
 
 @contextlib.contextmanager
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
-    """Let a script decide the faults of all pools of backend "inline" that are created in the block."""
+    """Let a script decide the faults, not of streams, of all pools of backend "inline" that are made in the block."""
     backend = ScriptedBackend(script, clock)
     with mock.patch.dict(session._backends, inline=backend):
         yield backend
