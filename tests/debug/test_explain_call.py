@@ -157,6 +157,9 @@ def test_explain_describes_a_group_a_view_and_its_methods(group: Any) -> None:
     assert methods["update"]["arguments"] == "rows, split over dp"
     assert methods["padded"]["options"] == "rows padded to a multiple of 4"
     assert methods["custom"]["result"] == "as sum makes it"
+    (update, *_, custom), (of_any,) = px.explain(group[1]).rows, px.explain(group.any.update).rows
+    assert update[2:5] == of_any[2:5] == ("one dp coordinate", "as they are", "the value")
+    assert custom[2:5] == ("one", "as they are", "the value")
 
 
 def test_explain_refuses_a_split_by_values_of_an_unfinished_call() -> None:

@@ -36,28 +36,29 @@ def explain(subject: Value) -> Table:
     if isinstance(subject, GroupView):
         role = f"role {subject.role} of " if subject.role else ""
         title = f"{role}group {subject.core.name}, ranks {_span(subject.ranks)}"
-        return _methods_table(title, subject.methods)
+        return _methods_table(title, subject._selection.which, subject.methods)  # pyright: ignore
     if isinstance(subject, BoundMethod):
         spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
         note = "what a call would do: .explain(...) of it, with the arguments"
-        return _methods_table(subject.__qualname__, {spec.name: spec}, note)
+        return _methods_table(subject.__qualname__, subject._selection.which, {spec.name: spec}, note)  # pyright: ignore
     raise DeclarationError(
         f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group, a view such as "
         "group[:], or group.method"
     )
 
 
-def _methods_table(title: str, methods: Mapping[str, MethodSpec], *notes: str) -> Table:
-    return Table(title, _METHOD_COLUMNS, tuple(_row(name, spec) for name, spec in methods.items()), notes)
+def _methods_table(title: str, which: str, methods: Mapping[str, MethodSpec], *notes: str) -> Table:
+    return Table(title, _METHOD_COLUMNS, tuple(_row(*item, which) for item in methods.items()), notes)
 
 
-def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
-    mode, one = spec.mode, spec.execute is Execute.RANK_ZERO
+def _row(name: str, spec: MethodSpec, which: str) -> tuple[Any, ...]:
+    mode, zero = spec.mode, spec.execute is Execute.RANK_ZERO
+    one, chosen = zero or which != "all", "one" if zero or mode.mesh is None else "one dp coordinate"
     arguments = "as they are" if one else _arguments(mode)
     return (
         f"{name}{spec.signature or '(...)'}",
         mode.name if mode.kind == "custom" else repr(mode),
-        "0" if one or mode.kind == "rank zero" else "all",
+        chosen if which != "all" else "0" if zero or mode.kind == "rank zero" else "all",
         arguments,
         "the value" if one else _result(mode),
         "waits" if spec.blocking else "returns a CallFuture",
