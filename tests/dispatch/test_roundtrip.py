@@ -39,7 +39,7 @@ class Table:
 
 register_row_type(
     Table,
-    count=lambda table: len(table.rows),
+    count=lambda table: torch.tensor(len(table.rows)),  # as any whole number, it may be of torch
     slice=lambda table, start, stop: Table(table.rows[start:stop]),
     concat=lambda tables: Table([row for table in tables for row in table.rows]),
 )

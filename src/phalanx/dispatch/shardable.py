@@ -19,7 +19,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError
 from phalanx.wire.memory import concat_arrays, concat_rows, select_rows
-from phalanx.wire.value import lazy
+from phalanx.wire.value import checked_number, lazy
 
 if TYPE_CHECKING:
     import torch
@@ -291,7 +291,13 @@ def register_row_type(
             raise DispatchError(
                 f"register_row_type({cls.__name__}, {name}={function!r}): expected a function"
             )
-    _BY_TYPE[cls] = RowOps(cls.__name__, count, slice, concat, take)
+    where = f"count({cls.__name__})"
+
+    def rows(value: T) -> int | None:
+        found = count(value)
+        return None if found is None else checked_number(where, found, 0, error=DispatchError)
+
+    _BY_TYPE[cls] = RowOps(cls.__name__, rows, slice, concat, take)
     _ops_of_type.cache_clear()
 
 
