@@ -41,7 +41,7 @@ class Source(px.Worker):
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def only_settings(self, batch: Any) -> Any:
-        return {"temp": batch["temp"]}
+        return {key: value for key, value in batch.items() if key == "temp"}
 
     @px.register
     def listed(self) -> Any:
@@ -146,10 +146,11 @@ def test_tables_of_an_unregistered_type_are_refused_by_value_and_by_future(
 
 
 def test_metadata_without_rows_reaches_every_rank_by_value_and_by_future(source: px.WorkerGroup) -> None:
-    settings = source.only_settings.submit(batch_of(5))
     ids = torch.arange(2)
-    for given in (settings, settings.result()):
-        assert source.shown({"ids": ids, "settings": given}) == ["{'settings': {'temp': 0.7}}"] * 2
+    for batch, shown in ((batch_of(5), "{'temp': 0.7}"), ({"ids": ids}, "{}")):
+        settings = source.only_settings.submit(batch)
+        for given in (settings, settings.result()):
+            assert source.shown({"ids": ids, "settings": given}) == [f"{{'settings': {shown}}}"] * 2
 
 
 def calls_of(source: px.WorkerGroup) -> dict[str, px.CallFuture[Any]]:

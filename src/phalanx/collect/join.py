@@ -245,13 +245,13 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
     """
     paths = differing([info.settings for info in infos])
     if paths:
-        shown = first_of([path or "it" for path in paths])
+        shown = first_of([path or "a value" for path in paths])
         raise DispatchError(
             f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
             "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. Put one value "
             "in its place in the .result(), or return the same from every rank"
         )
-    return all(info.rows is None and info.settings for info in infos)
+    return all(info.rows is None for info in infos)
 
 
 def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
@@ -275,7 +275,7 @@ def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
 
 
 def _rows_of(info: PartInfo, place: int) -> int:
-    if info.rows is None:
+    if info.rows is None or info.rows < 0:
         raise DispatchError(
             f"a future was passed where rows are split, but output {place} of its call has no rows, or leaves with "
             "different numbers of them; pass future.result() to give the same value to every rank"

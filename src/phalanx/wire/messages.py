@@ -160,8 +160,8 @@ class BackendRef:
 class PartInfo(NamedTuple):
     """Description of an output, available without fetching the output.
 
-    ``settings`` are the path and digest of each leaf without rows, by which outputs are compared. Leaves that are not
-    plain values have no digest.
+    ``rows`` is None without rows, and -1 if leaves have different numbers of rows. ``settings`` are the path and digest
+    of each leaf without rows, by which outputs are compared. Leaves that are not plain values have no digest.
     """
 
     rows: int | None

@@ -183,7 +183,7 @@ def described(result: Any) -> tuple[PartInfo, Any]:
         return PartInfo(rows_of(leaves, ""), nbytes, settings_of(leaves)), output
     except DispatchError:
         # Leaves of different row counts: valid as a result, but not as the rows of another call.
-        return PartInfo(None, nbytes), output
+        return PartInfo(-1, nbytes), output
 
 
 def sent_bytes(output: Any) -> int:
