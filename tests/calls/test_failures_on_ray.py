@@ -140,6 +140,14 @@ def test_a_deadline_applies_to_a_call_without_a_waiting_caller(group: px.WorkerG
         future.result()
 
 
+def test_ranks_log_nothing_about_arguments_that_are_results_of_a_failed_call(group: px.WorkerGroup) -> None:
+    for _ in range(3):  # a failure keeps the arguments of its call until the next
+        with pytest.raises(ValueError, match="size 3"):
+            group.run(lambda _, argument: argument, group.refuse.submit(3))
+    texts = group.run(lambda _: Path("/proc/self/fd/2").resolve().read_text())
+    assert "Unhandled error" not in "".join(texts)
+
+
 def test_a_stall_is_reported_and_the_call_continues(
     group: px.WorkerGroup, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ class Trouble(px.Worker):
         dist.all_reduce(total)
         return float(total)
 
-    @px.register
+    @px.register(px.Dispatch.ROWS)
     def refuse(self, size: int) -> None:
         raise ValueError(f"size {size} is not a multiple of 8")
 

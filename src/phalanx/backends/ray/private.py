@@ -52,8 +52,9 @@ except (ImportError, AttributeError) as error:
 DEAD = 4
 #: ray.core.generated.gcs_pb2.NodeDeathInfo.Reason: EXPECTED_TERMINATION, AUTOSCALER_DRAIN_PREEMPTED and ..._IDLE.
 TERMINATED = (1, 3, 4)
-#: Logger of Ray's errors while it unpickles an exception.
+#: Loggers of Ray's errors while it unpickles an exception, and of errors that are never fetched.
 SERIALIZATION_LOGGER = "ray._private.serialization"
+WORKER_LOGGER = "ray._private.worker"
 AUTH_VARIABLE = "RAY_AUTH_MODE"
 _KV_NAMESPACE = b"phalanx"
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import glob
+import logging
 import os
 import pickle
 import socket
@@ -45,6 +46,10 @@ class RayServices:
 
     def __init__(self) -> None:
         log_once()
+        # Ray prints the error of an argument that is not fetched because another argument failed.
+        logging.getLogger(private.WORKER_LOGGER).addFilter(
+            lambda record: RankFailure.__name__ not in str(record.msg)
+        )
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = lambda _args, _kwargs: ()
 
     def facts(self) -> tuple[SlotInfo, tuple[str, ...], str]:
