@@ -147,7 +147,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     """Store a value once and use it in any number of calls, on any group of the same backend.
 
     Args:
-        value: anything that could be an argument of a call.
+        value: anything that can be pickled, without futures and without the markers of arguments.
         readonly: if True, workers read it without a copy; see :func:`readonly`.
         backend: "ray" or "inline"; default as for pools.
 
