@@ -18,6 +18,7 @@ import torch
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.steps import StepWriter
+from phalanx.testing import faults
 from tests.checkpoint.save_workers import Bag, Rows
 
 SOAK_ON_RAY = True
@@ -48,7 +49,7 @@ class Model(Bag):
 
 @pytest.fixture
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pool[0:2], Model, name="model") as made:
+    with px.WorkerGroup(pool[0:2], Model, name="model", on_failure=px.RestartPolicy()) as made:
         yield made
 
 
@@ -82,7 +83,7 @@ def test_resume_restores_the_state_and_the_random_numbers_of_the_driver(path: st
     assert drawn(later) == expected
 
 
-def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps(
+def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps_after_a_loss(
     group: px.WorkerGroup, path: str
 ) -> None:
     with px.checkpoint.CheckpointManager(path, {"model": group}, keep=2) as run:
@@ -94,8 +95,12 @@ def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps(
     assert run.steps() == [2, 3]
 
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
-        group.add(1.0)
-        assert run.resume(2) == 2
+        faults.kill(group, 1)
+        with pytest.raises(px.WorkerDiedError):
+            group.add(1.0)
+        with pytest.raises(px.GroupBroken):  # the policy must not restart it for a save
+            run.save(4)
+        assert (run.resume(2), run.steps()) == (2, [2, 3])
         assert group[0].look() == [2.0, 2.0, 2.0, 2.0, 2]
 
 

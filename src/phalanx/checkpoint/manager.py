@@ -322,7 +322,8 @@ class RunSave:
 
         Raises:
             CheckpointError: if the path cannot be written, or not all ranks see it. The steps before stay complete.
-            WorkerDiedError: if a rank died. The steps before stay complete.
+            WorkerDiedError, GroupBroken: if a rank died. No policy recovers the group here, since its state would be
+                lost. The steps before stay complete.
         """
         return self._run._begin(step)()
 

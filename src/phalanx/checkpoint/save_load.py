@@ -112,6 +112,7 @@ class _Save:
                 contradict each other. Nothing of this step is left, and the steps before stay complete.
             CheckpointLocked: if another driver writes there.
             WorkerDiedError, RemoteCallError: as ``CallFuture.result``. Nothing of this step is left either.
+            GroupBroken: if the group is broken. Its policy does not recover it here, since its state would be lost.
         """
         ranks = checked_group(group, "px.save")
         began = time.monotonic()
@@ -211,12 +212,6 @@ def checked_group(value: Any, verb: str) -> Ranks:
     )
 
 
-def _send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any) -> Call:
-    """Send ``handler(runtime, value, *args)`` to all ranks, each with its own value."""
-    ensure_ready(group.core)
-    return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
-
-
 def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
     """Return the results by call and rank, with a progress bar of all ranks.
 
@@ -245,8 +240,9 @@ def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
 def _call_ranks(
     group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
 ) -> list[Any]:
-    """Return the results of ``handler(runtime, value, *args)`` by rank."""
-    return _results([_send(group, title, handler, each, *args)], title)[0]
+    """Return the results of ``handler(runtime, value, *args)`` by rank, each with its own value."""
+    call = run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
+    return _results([call], title)[0]
 
 
 def begin_save(
@@ -322,6 +318,8 @@ class _GroupSave:
 
     def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool, model: bool) -> None:
         self.group, self._writer, self._prefix, self._staged = group, writer, prefix, staged
+        with group.core.as_it_is():
+            ensure_ready(group.core)  # without a recovery, which would replace the state
         title = f"save {group.name!r} step {writer.step}"
         save, ranks = f"{writer.folder}/{prefix}", range(len(group.ranks))
         offered: list[dict[str, SavePlan]] = _call_ranks(
@@ -346,7 +344,9 @@ class _GroupSave:
         self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
         each = [{role: one[index] for role, one in plans.items()} for index in ranks]
         title, notes = (f"{title}: staged", self._notes.root) if staged else (f"{title}: written", "")
-        self.call = _send(group, title, handlers.write, each, save, folders, notes)
+        self.call = run_on(
+            group.core, handlers.write, save, folders, notes, ranks=self._ranks, each=each, title=title
+        )
 
     def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
         """Wait for the threads of the ranks. Return the written items by rank and role.
@@ -453,6 +453,7 @@ class GroupLoad:
 
     def plan(self) -> None:
         """Have the ranks check that all fits, and that some rank takes each value."""
+        ensure_ready(self._group.core)
         ranks = range(len(self._group.ranks))
         reports: list[LoadReport] = _call_ranks(
             self._group, f"{self._title}: plan", handlers.plan_load, ranks, self._token, self._sources
