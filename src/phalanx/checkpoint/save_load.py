@@ -341,7 +341,8 @@ class _GroupSave:
         if staged:
             self._notes.make("")
             self._notes.mark(CONTINUE)
-        self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
+        self._ranks = group.ranks  # a resize may change those of the group
+        self._processes = [group.core.epoch.endpoints[rank] for rank in self._ranks]
         each = [{role: one[index] for role, one in plans.items()} for index in ranks]
         title, notes = (f"{title}: staged", self._notes.root) if staged else (f"{title}: written", "")
         self.call = run_on(
@@ -362,7 +363,7 @@ class _GroupSave:
                 raise CallCancelled(f"the save of step {step} was cancelled; {kept}", group=name)
             if self.group.core.closed:
                 raise GroupClosed(f"group {name!r} was closed before step {step} was written", group=name)
-            for rank, report in zip(self.group.ranks, reports, strict=True):
+            for rank, report in zip(self._ranks, reports, strict=True):
                 if isinstance(report, str):
                     raise CheckpointError(
                         f"rank {rank} of {self.group.name!r} could not write step {step}: {report}; {kept}"
@@ -375,7 +376,7 @@ class _GroupSave:
 
         Threads report by a file, since a call would wait for the rank's earlier calls.
         """
-        reports: list[Any] = [None] * len(self.group.ranks)
+        reports: list[Any] = [None] * len(self._ranks)
         pause = _POLL_S[0]
         while True:
             reports = [report or self._report(index) for index, report in enumerate(reports)]
