@@ -31,9 +31,14 @@ _log = logging.getLogger("phalanx")
 
 
 def find_published(backend: Backend, name: str) -> Any | None:
-    """Return the handle of the channel ``name``, None if none was published."""
+    """Return the handle of the open channel ``name``, None if there is none."""
     data = backend.published(_published_key(backend, name))
-    return None if data is None else pickle.loads(data)
+    if data is not None:
+        with contextlib.suppress(PhalanxError):  # a process that was killed leaves its record
+            channel = pickle.loads(data)
+            channel._request("status", timeout=_CLOSES_WITHIN_S)
+            return channel
+    return None
 
 
 def _published_key(backend: Backend, name: str) -> str:
@@ -57,8 +62,7 @@ class LiveChannels:
             DeclarationError: if a channel of that name is open in this run.
         """
         name, backend = channel._name, channel._backend
-        known = find_published(backend, name)
-        if known is not None and _is_served(known):
+        if find_published(backend, name) is not None:
             raise DeclarationError(
                 f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
                 "name, or get the open channel by px.Channel.find(name)"
@@ -125,15 +129,6 @@ class LiveChannels:
             if key in self._open and self._published.get(key) != known:
                 self._published[key] = known
                 channel._backend.publish(entry.key, to_bytes(entry))
-
-
-def _is_served(channel: HubObject) -> bool:
-    """Return whether a published channel is open: a process that was killed leaves its record."""
-    try:
-        channel._request("status", timeout=_CLOSES_WITHIN_S)
-    except PhalanxError:
-        return False
-    return True
 
 
 def channel_record(name: str, limit: str, status: ChannelStatus) -> ChannelRecord:
