@@ -128,14 +128,6 @@ def test_a_rank_zero_call_returns_a_single_value(group: RayWorkerGroup) -> None:
     assert group.only_zero(7) == (0, 7)
 
 
-def test_a_dispatch_function_does_not_change_the_callers_lists(group: RayWorkerGroup) -> None:
-    x, y = [1, 2], [5, 6]
-
-    assert group.custom(x, y) == [8, 10]
-
-    assert (x, y) == ([1, 2], [5, 6])
-
-
 def test_an_async_method_returns_its_value_and_a_direct_method_is_refused(group: RayWorkerGroup) -> None:
     assert group.slow_add(1) == [3, 3]
     with pytest.raises(NotImplementedError, match="handle"):
