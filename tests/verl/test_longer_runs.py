@@ -17,19 +17,20 @@ VERSION = "fully_async/count/current_param_version"
 """Number of updates of weights that the rollout received."""
 
 
-def test_separate_async_training_has_finite_losses_and_newer_weights(runs: Runs) -> None:
+def test_separate_async_training_has_newer_weights(runs: Runs) -> None:
     ours = runs.of("separate_async", PHALANX)
 
     assert list(ours.metrics) == [1, 2, 3]
-    assert all(math.isfinite(found["actor/pg_loss"]) for found in ours.metrics.values())
     versions = [step - found[STALENESS] for step, found in ours.metrics.items()]
     assert versions == sorted(versions)
     assert versions[-1] > versions[0]
 
 
 @pytest.mark.parametrize("name", ["separate_async", "one_step_off_policy"])
-def test_each_step_syncs_all_tensors_to_a_separate_rollout(runs: Runs, name: str) -> None:
-    assert [found["sync/tensors"] for found in runs.of(name, PHALANX).metrics.values()] == [21, 21, 21]
+def test_each_step_trains_and_syncs_all_tensors_to_a_separate_rollout(runs: Runs, name: str) -> None:
+    steps = runs.of(name, PHALANX).metrics.values()
+    assert all(math.isfinite(found["actor/pg_loss"]) for found in steps)
+    assert [found["sync/tensors"] for found in steps] == [21, 21, 21]
 
 
 def test_fully_async_training_has_finite_losses_and_newer_weights(runs: Runs) -> None:
