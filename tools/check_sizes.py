@@ -19,7 +19,7 @@ PACKAGES = {
     "wire": 1160,
     "tracing display": 1365,
     "declare dispatch collect": 2545,
-    "backends": 2135,
+    "backends": 2140,
     "worker": 1640,
     "session pools group calls members": 4540,
     "weights": 2780,

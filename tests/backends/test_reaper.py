@@ -77,22 +77,24 @@ def test_the_reaper_leaves_no_shared_memory_names_of_killed_processes(tree: Mark
     reaper.answer({"watch": [(tree.process.pid, tree.started, tree.mark)]})
 
     assert reaper.end([tree.process.pid]) == []
-
     assert [name for name in tree.printed if os.path.exists(f"/dev/shm/{name}")] == []
 
 
-def test_the_reaper_removes_the_folders_of_a_rank_and_no_others(
+def test_the_reaper_removes_the_folders_of_a_rank_with_their_links_and_no_others(
     tree: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for mark in (tree.mark, "77-another"):
-        (tmp_path / f"phalanx-{mark}-x7_a" / "within").mkdir(parents=True)
+        folder = tmp_path / f"phalanx-{mark}-x7_a"
+        (folder / "within").mkdir(parents=True)
+        (tmp_path / mark).touch()
+        (folder / "link").symlink_to(tmp_path / mark)
 
     reaper = Reaper()
     reaper.answer({"watch": [(tree.process.pid, tree.started, tree.mark)]})
     reaper.end([tree.process.pid])
 
-    assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
+    assert {path.name for path in tmp_path.iterdir()} == {"77-another", "phalanx-77-another-x7_a"}
 
 
 def test_ending_a_rank_spares_a_later_process_with_its_pid(tree: Marked) -> None:
@@ -118,5 +120,4 @@ def test_a_killed_reaper_is_replaced_and_still_ends_its_processes(tree: Marked) 
             os.kill(int(name), 9)
 
     assert agent.end([tree.target]) == [[]]
-
     assert tree.alive() == []

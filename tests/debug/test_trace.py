@@ -130,13 +130,12 @@ def test_a_trace_records_the_bytes_sources_and_output_times_of_calls(group: Any)
 
 def test_a_trace_records_the_rank_of_a_failed_call_and_the_error_of_an_unsent_call(group: Any) -> None:
     with px.trace() as trace:
-        future = group.fail_on.submit(1)
+        _ = group.fail_on.submit(1)
         with pytest.raises(ValueError):
             group.fail_on(1)
         with pytest.raises(px.DispatchError):
             group.add(threading.Lock())
     unread, failed, unsent = trace.events.calls
-    del future
 
     assert (unread.error, unread.ended) == ("ValueError: as told", None)
     assert [part.error for part in failed.parts] == [None, "ValueError: as told"]

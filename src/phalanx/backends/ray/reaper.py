@@ -11,7 +11,8 @@ found remains one after its parent's end.
 Pids are always compared with the start time of the process, so that no other process is killed.
 
 Python's resource tracker unlinks the shared memory and the semaphores of killed processes. It is not killed at once,
-because it exits automatically afterwards. Folders with a rank's mark in their names are removed.
+because it exits automatically afterwards; but Ray kills it with a rank whose driver died. Folders with a rank's mark in
+their names are removed, together with the files that links in them name.
 """
 
 from __future__ import annotations
@@ -95,14 +96,20 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def remove_folders(marks: Collection[str]) -> None:
-    """Remove the temporary folders whose names begin with ``phalanx-`` and one of the marks."""
+    """Remove the temporary folders whose names begin with ``phalanx-`` and one of the marks, and what they link to."""
     place = os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
-            if name.startswith("phalanx-") and "-".join(name.split("-")[1:3]) in marks:
+            folder = os.path.join(place, name)
+            is_marked = name.startswith("phalanx-") and "-".join(name.split("-")[1:3]) in marks
+            # Links of other users could name any file.
+            if is_marked and os.lstat(folder).st_uid == os.getuid():
                 import shutil  # slow to import, and rarely needed
 
-                shutil.rmtree(os.path.join(place, name), ignore_errors=True)
+                for entry in filter(os.DirEntry.is_symlink, os.scandir(folder)):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.readlink(entry.path))
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class Watched:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import secrets
 import shutil
@@ -55,11 +54,12 @@ class VllmRunner(ModelRunner):
         self._asleep = frozenset[str]()
         self._broken: str | None = None
         self._version, self._cache_use = 0, 0.0
-        self._shared_memory: list[list[str]] = []
+        self._shared_memory = set[str]()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
-        mark = os.environ.get(MARK_VARIABLE, "inline")  # folders with it are removed if the rank is killed
+        # If the rank is killed, folders with its mark are removed, together with what they link to.
+        mark = os.environ.get(MARK_VARIABLE, "inline")
         self._sockets = tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
         self.llm: Any = None
@@ -91,7 +91,9 @@ class VllmRunner(ModelRunner):
 
         llm_class = resolve_name("vllm.v1.engine.async_llm:AsyncLLM")
         self.llm = llm_class.from_engine_args(arguments, stat_loggers=[Metrics])
-        self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
+        self._shared_memory.update(*await self.llm.collective_rpc("phalanx_shared_memory"))
+        for path in self._shared_memory:
+            os.symlink(path, f"{self._sockets}/{os.path.basename(path)}")
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         """Run ``work`` on the event loop of ``llm``, and return its result. Must not be called on that loop."""
@@ -236,7 +238,7 @@ class VllmRunner(ModelRunner):
                 if not self._thread.is_alive():
                     self._loop.close()
                 shutil.rmtree(self._sockets, ignore_errors=True)
-                for path in itertools.chain(*self._shared_memory):
+                for path in self._shared_memory:
                     with contextlib.suppress(FileNotFoundError):  # vLLM removes it, unless it was killed
                         os.unlink(path)
 
