@@ -53,7 +53,8 @@ def _methods_table(title: str, which: str, methods: Mapping[str, MethodSpec], *n
 
 def _row(name: str, spec: MethodSpec, which: str) -> tuple[Any, ...]:
     mode, zero = spec.mode, spec.execute is Execute.RANK_ZERO
-    one, chosen = zero or which != "all", "one" if zero or mode.mesh is None else "one dp coordinate"
+    one = zero or which != "all"
+    chosen = "one" if zero or mode.mesh is None else "one dp coordinate"
     arguments = "as they are" if one else _arguments(mode)
     return (
         f"{name}{spec.signature or '(...)'}",
