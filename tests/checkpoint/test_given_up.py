@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -17,8 +18,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.checkpoint import rank_checkpoint as writing
-from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.save_future import finish_open_saves as end_of_process
+from phalanx.checkpoint.save_future import SaveFuture, finish_open_saves
 from phalanx.checkpoint.steps import listed
 from phalanx.display import progress
 from tests.checkpoint.save_workers import Bag, Rows
@@ -89,21 +89,23 @@ def test_a_cancelled_save_leaves_nothing_and_the_next_save_works(
     assert px.load(group, tmp_path).step == 2
 
 
-def test_a_save_can_be_gathered_with_calls_after_a_resize_and_not_be_cancelled_afterwards(
-    here: px.ResourcePool, tmp_path: Path
+def test_a_save_gives_way_to_calls_and_resizes_can_be_gathered_with_them_and_not_be_cancelled_afterwards(
+    here: px.ResourcePool, tmp_path: Path, on_write: Any
 ) -> None:
     class Own(Bag):
         independent = True
 
+    policies: list[int] = []
+    on_write(lambda path: policies.append(os.sched_getscheduler(0)))
     group = px.WorkerGroup(here, Own.bind(x=1))
     px.resize(group, 2)
     future = px.save.submit(group, tmp_path, step=4)
     px.resize(group, 3)
-    found = px.gather(future, group.get.submit(), timeout=WITHIN)
+    saved, held = px.gather(future, group.get.submit(), timeout=WITHIN)
 
-    assert found[0].step == 4
+    assert (saved.step, held) == (4, [{"x": 1}] * 3)
     assert (future.cancel(), future.cancelled()) == (False, False)
-    assert found[1] == [{"x": 1}] * 3
+    assert policies == [os.SCHED_IDLE] * 2  # of the writing threads
 
 
 def test_the_error_of_an_awaited_save_is_not_raised_by_the_next_save(
@@ -171,8 +173,8 @@ def test_an_unread_error_of_a_save_is_logged_once_at_exit(
     if asked:
         future.exception(WITHIN)
 
-    end_of_process()
-    end_of_process()
+    finish_open_saves()
+    finish_open_saves()
 
     assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
 

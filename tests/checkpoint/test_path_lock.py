@@ -51,7 +51,6 @@ def test_the_last_user_releases_the_lock_although_a_forked_process_has_its_file(
     copy = os.dup(second._file)  # type: ignore[attr-defined]
 
     command = [sys.executable, "-c", HOLD, storage.root]
-
     first.release()
     refused = subprocess.run(command, capture_output=True, text=True, input="")
     assert f"CheckpointLocked: {storage.root} is held by pid {os.getpid()} on host" in refused.stderr

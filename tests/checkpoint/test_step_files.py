@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from phalanx.checkpoint import step_files
-from phalanx.checkpoint.step_files import StepFiles
 from phalanx.checkpoint.storage import Storage
 
 BLOCK = step_files._BLOCK
@@ -21,7 +20,7 @@ BLOCK = step_files._BLOCK
 def write_and_check(path: Path, sizes: list[int]) -> None:
     """Write parts of these sizes to a file, and check its content, position and digest."""
     content = np.random.default_rng(0).integers(0, 256, sum(sizes), np.uint8).tobytes()
-    files, rest = StepFiles(str(path.parent)), content
+    files, rest = step_files.StepFiles(str(path.parent)), content
     with files.create_stream(str(path), "wb") as stream:
         for size in sizes:
             stream.write(rest[:size])

@@ -127,11 +127,9 @@ def read_stored(step: Step, part: str) -> StoredState:
     """
     metadata: Metadata = pickle.loads(step.read(f"{part}/{METADATA}"))
     catalogue = f"{part}/{_CATALOGUE}"
-    places = (
-        _places_of_format_1(json.loads(step.read(catalogue)))
-        if catalogue in step.files
-        else _places(metadata)
-    )
+    places = _places(metadata)
+    if catalogue in step.files:
+        places = _places_of_format_1(json.loads(step.read(catalogue)))
     leaves = {place[0]: stored_leaf(metadata, *place) for place in places}
     return StoredState(metadata, leaves, int(step.parts[part]["world_size"]), step.path(part))
 
