@@ -158,21 +158,17 @@ def test_a_large_value_in_arguments_of_several_ranks_is_stored_once(
     assert stored * MB <= grown(group, before, "stored_bytes") < (stored + 0.1) * MB
 
 
-def test_results_count_as_fetched_bytes(group: px.WorkerGroup) -> None:
-    before = group.statistics()
-    group.pass_on(torch.zeros(256, 1024))
-    assert MB <= grown(group, before, "fetched_bytes") < 1.1 * MB
-    before = group.statistics()
-    group.blob(1000)
-    assert grown(group, before, "fetched_bytes") == 4000
-
-
-def test_process_statistics_count_calls_and_stored_bytes(group: px.WorkerGroup, backend: str) -> None:
+def test_statistics_count_calls_and_fetched_and_stored_bytes(group: px.WorkerGroup, backend: str) -> None:
     before = px.debug.statistics()
-    group.total(torch.ones(8))
-    assert px.debug.statistics()["calls"] == before["calls"] + 1
     px.put(torch.ones(MB), backend=backend)
     assert px.debug.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
+    fetched = group.statistics()
+    group.pass_on(torch.zeros(256, 1024))
+    assert MB <= grown(group, fetched, "fetched_bytes") < 1.1 * MB
+    fetched = group.statistics()
+    group.blob(1000)
+    assert grown(group, fetched, "fetched_bytes") == 4000
+    assert px.debug.statistics()["calls"] == before["calls"] + 2
 
 
 def test_rows_of_a_chain_of_calls_bypass_the_driver(two: px.ResourcePool) -> None:
@@ -255,8 +251,9 @@ def test_the_argument_of_a_call_is_freed_after_the_call(group: px.WorkerGroup) -
     assert group.run(is_gone) == [True] * 4
 
 
-def test_an_array_for_a_readonly_method_is_not_writable(group: px.WorkerGroup) -> None:
-    assert group.is_writeable(np.ones(LARGE)) == [False] * 4
+@pytest.mark.parametrize("mark", [lambda x: x, lambda x: px.readonly(px.readonly(x))])
+def test_an_array_for_a_readonly_method_is_not_writable(group: px.WorkerGroup, mark: Any) -> None:
+    assert group.is_writeable(mark(np.ones(LARGE))) == [False] * 4
 
 
 def test_outputs_that_collect_drops_are_not_returned(four: px.ResourcePool) -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
@@ -98,6 +99,9 @@ class Readonly(Generic[T]):
     """Marker of an argument that is read without a copy; made by :func:`readonly`."""
 
     value: T
+
+    def __reduce__(self) -> Reduced:
+        return itemgetter(0), ((self.value,),)  # inside another marker or a stored value: the value itself
 
 
 class StoredValue(Generic[T]):
