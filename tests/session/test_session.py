@@ -81,8 +81,8 @@ def test_the_backend_given_to_init_is_the_default_until_shutdown(
     with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Trouble) as group:
         assert (pool.backend, px.put(1).backend, group.ping()) == ("inline", "inline", [0])
     px.init(num_gpus=2)  # the backend of the first call still applies
-    with px.ResourcePool([2]) as pool:
-        assert pool.backend == "inline"
+    px.init(show_ranks="all")  # and the counts of the second
+    assert px.ResourcePool([2], use_gpu=True).backend == "inline"
     px.shutdown()
     monkeypatch.setattr(session_module, "settings", lambda: SimpleNamespace(backend="of the environment"))
     with pytest.raises(px.DeclarationError, match="of the environment"):

@@ -97,14 +97,13 @@ class Session:
         """Start or join the cluster of a backend, with options for ``ray.init``; see :func:`init`."""
         chosen = backend_name(backend or self._default_backend())
         with self._lock:
-            counts = {"CPU": given.get("num_cpus"), "GPU": given.get("num_gpus")}
-            self._inline_resources = {
-                name: float(count) for name, count in counts.items() if count is not None
-            }
-            if chosen == "inline":
-                self._backends.pop("inline", None)
-            else:
+            options = {"CPU": "num_cpus", "GPU": "num_gpus"}
+            counts = {name: float(given[option]) for name, option in options.items() if option in given}
+            self._inline_resources |= counts
+            if chosen != "inline":
                 self._start_ray(given)
+            elif counts:
+                self._backends.pop("inline", None)
             if backend is not None:
                 self._backend = chosen
 
