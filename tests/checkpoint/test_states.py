@@ -42,35 +42,42 @@ class Odd(Bag):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_expanded_tensor_is_saved_and_loaded(here: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
-    group = px.WorkerGroup(here[0:ranks], Odd.bind("expanded"))
+@pytest.mark.parametrize(("kind", "value"), [("expanded", torch.ones(4, 3))])
+def test_a_tensor_that_is_a_view_of_others_values_is_saved_and_loaded(
+    here: px.ResourcePool, tmp_path: Path, ranks: int, kind: str, value: Any
+) -> None:
+    group = px.WorkerGroup(here[0:ranks], Odd.bind(kind))
     px.save(group, tmp_path)
+    group.run(lambda worker: worker.held["data"]["odd"][:1].zero_())
 
     px.load(group, tmp_path)
 
     loaded = group.run(lambda worker: worker.held["data"]["odd"])
-    assert all(one.is_contiguous() and torch.equal(one, torch.ones(4, 3)) for one in loaded)
+    assert all(one.is_contiguous() and torch.equal(one, torch.as_tensor(value)) for one in loaded)
+
+
+USES = [px.save, px.save.submit, px.load, lambda group, _: px.snapshot(group)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("submitted", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("kind", "use", "why"),
     [
-        ("lock", "data.odd of the state, a lock, cannot be pickled"),
-        ("sparse", "data.odd of the state is a tensor .*sparse.* cannot be"),
-        ("meta", "data.odd of the state is a tensor .*meta.* cannot be"),
+        *(("lock", use, ", a lock, cannot be pickled") for use in USES[:2]),
+        *(("sparse", use, " is a tensor .*sparse.* cannot be") for use in USES),
+        *(("meta", use, " is a tensor .*meta.* cannot be") for use in USES),
     ],
 )
-def test_a_value_that_cannot_be_saved_is_named(
-    here: px.ResourcePool, tmp_path: Path, ranks: int, submitted: bool, kind: str, why: str
+def test_a_value_that_cannot_be_saved_or_loaded_is_named(
+    here: px.ResourcePool, tmp_path: Path, ranks: int, kind: str, use: Any, why: str
 ) -> None:
+    px.save(px.WorkerGroup(here[0:ranks], Odd.bind("expanded")), tmp_path, step=1)
     group = px.WorkerGroup(here[0:ranks], Odd.bind(kind), name="odd")
 
-    with pytest.raises(px.checkpoint.CheckpointError, match=f"of 'odd': {why}"):
-        (px.save.submit if submitted else px.save)(group, tmp_path, step=1)
+    with pytest.raises(px.checkpoint.CheckpointError, match=f"'odd'.*: data.odd of the state{why}"):
+        use(group, tmp_path)
 
-    assert listed(str(tmp_path)) == []
+    assert [step.number for step in listed(str(tmp_path))] == [1]
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,8 @@ class SavePlanner(dcp.DefaultSavePlanner):
 
 
 def _write_items(key: str, tensor: LocalTensor) -> Iterator[dcp.WriteItem]:
-    local = tensor.local
-    if local.is_meta or local.layout is not torch.strided:
-        kind = "on the meta device" if local.is_meta else f"of layout {local.layout}"
-        raise CheckpointError(
-            f"{key} of the state is a tensor {kind}, which cannot be saved; give it dense, or leave it out of the state"
-        )
     for chunk in _chunks(tensor):
-        data = TensorWriteData(chunk, TensorProperties(dtype=local.dtype), torch.Size(tensor.shape))
+        data = TensorWriteData(chunk, TensorProperties(dtype=tensor.local.dtype), torch.Size(tensor.shape))
         yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
 

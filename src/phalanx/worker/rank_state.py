@@ -53,11 +53,21 @@ class LocalTensor:
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
-        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
+        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any.
+
+        Raises:
+            CheckpointError: if the tensor is sparse or on the meta device.
+        """
+        local = local_of(tensor.detach())
+        if local.is_meta or local.layout is not torch.strided:
+            kind = "on the meta device" if local.is_meta else f"of layout {local.layout}"
+            raise CheckpointError(
+                f"{name} of the state is a tensor {kind}, which cannot be saved or loaded; give it dense, or omit it"
+            )
         declared = spec is not None or isinstance(tensor, DTensor)
         shape, boxes = boxes_of(name, tensor, spec)
         patches = filled(boxes) if declared else tuple(boxes)
-        return cls(local_of(tensor.detach()), tuple(shape), patches, tensor, declared)
+        return cls(local, tuple(shape), patches, tensor, declared)
 
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""

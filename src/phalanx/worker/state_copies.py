@@ -130,17 +130,14 @@ class StateCopies:
     def hold(self, rank: int, number: int, last: int, copy: StateCopy) -> None:
         """Hold the copy of another rank. Tensors that were not sent are taken from the last copy."""
         before = self._held.get(rank, {}).get(last)
-        held = replace(copy, data={})
+        data = copy.data if before is None else before.data | copy.data
         for place in copy.leaves:
-            data = copy.data.get(place)
-            if data is None and before is not None:
-                data = before.data.get(place)
-            if data is None:
+            if place not in data:
                 raise CheckpointError(
                     f"rank {rank} sent {place[1]} for snapshot {number} as unchanged since {last}, which is not here; "
                     "call px.snapshot again"
                 )
-            held.data[place] = data
+        held = replace(copy, data={place: data[place] for place in copy.leaves})
         self._held[rank] = {number: held} if before is None else {last: before, number: held}
 
     def held(self, rank: int, number: int) -> StateCopy:
