@@ -38,11 +38,12 @@ class Odd(Bag):
     def __init__(self, kind: str) -> None:
         rows = torch.ones(1, 3)
         made = {"expanded": rows.expand(4, 3), "sparse": rows.to_sparse(), "meta": rows.to("meta")}
+        made["conjugate"] = (1j * rows).conj()
         super().__init__(data={"odd": made.get(kind, threading.Lock())})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("kind", "value"), [("expanded", torch.ones(4, 3))])
+@pytest.mark.parametrize(("kind", "value"), [("expanded", torch.ones(4, 3)), ("conjugate", [[-1j] * 3])])
 def test_a_tensor_that_is_a_view_of_others_values_is_saved_and_loaded(
     here: px.ResourcePool, tmp_path: Path, ranks: int, kind: str, value: Any
 ) -> None:

@@ -116,7 +116,7 @@ def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...
 
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
     """Return the elements as ``dtype`` in contiguous host memory."""
-    flat = tensor.detach().to(dtype=dtype).contiguous().reshape(-1)
+    flat = tensor.detach().to(dtype=dtype).resolve_conj().contiguous().reshape(-1)
     if flat.stride(0) != 1:  # a single element keeps the stride of the tensor that it was cut from
         flat = flat.clone(memory_format=torch.contiguous_format)
     array: Any = flat.view(torch.uint8).cpu().numpy()
