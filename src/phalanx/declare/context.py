@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,14 +94,11 @@ def set_context_of_process(context: WorkerContext) -> None:
     _of_process[:] = [context]
 
 
-@contextlib.contextmanager
-def present(context: WorkerContext) -> Generator[None]:
-    """Context manager in which this thread runs code of a rank, for processes with several ranks."""
-    token = _present.set(context)
-    try:
-        yield
-    finally:
-        _present.reset(token)
+def present(context: WorkerContext) -> contextlib.ExitStack:
+    """Let this thread run code of a rank, for processes with several ranks, until the returned stack is closed."""
+    stack = contextlib.ExitStack()  # a generator would set the traceback of errors, which frozen ones refuse
+    stack.callback(_present.reset, _present.set(context))
+    return stack
 
 
 def current_context() -> WorkerContext | None:
