@@ -46,8 +46,10 @@ class RankFailure(Exception):
     def __str__(self) -> str:
         report = self.report
         method = f" in {full_name(report.role or '', report.method or '')}" if report.method else ""
-        error = report.type_name or "an exception"
-        head = f"{report.where()} raised {error}{f': {report.message}' if report.message else ''}{method}"
+        error = (
+            "was cancelled" if report.kind == "cancelled" else f"raised {report.type_name or 'an exception'}"
+        )
+        head = f"{report.where()} {error}{f': {report.message}' if report.message else ''}{method}"
         return f"{head}\n\n{report.traceback}" if report.traceback else head
 
     def __reduce__(self) -> tuple[Callable[..., RankFailure], tuple[RankReport]]:
