@@ -104,6 +104,7 @@ def logs(
     """Print the output of the ranks of a group: of Python, of native libraries and of child processes.
 
     Each line has its rank's prefix, such as \\[actor r3@host]. Equal lines of many ranks are not merged.
+    After a restart, run --follow again: it prints the output of the processes that it found.
 
     Examples:
 
