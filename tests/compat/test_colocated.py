@@ -145,21 +145,14 @@ def test_fused_roles_can_list_and_call_each_other(fused: RayWorkerGroup) -> None
     assert critic.ask_actor(5) == [6, 7]
 
 
-def test_fuse_makes_roles_attributes_of_the_group(hybrid: RayWorkerGroup) -> None:
-    hybrid.fuse({"actor_rollout", "critic"})
-
-    assert (hybrid.actor_rollout.add(1), hybrid.critic.sub(1), hybrid.both(1)) == ([2, 3], [9, 9], [8, 7])
-
-
-@pytest.mark.slow
-def test_a_group_with_fused_roles_can_be_passed_to_a_task(hybrid: RayWorkerGroup) -> None:
-    hybrid.fuse({"actor_rollout", "critic"})
-
-    @ray.remote(num_cpus=0)
+def test_fuse_makes_roles_attributes_of_the_group_also_in_a_task(hybrid: RayWorkerGroup) -> None:
     def call(group: RayWorkerGroup) -> Any:
-        return group.actor_rollout.add(1), group.both(1)
+        return group.actor_rollout.add(1), group.critic.sub(1), group.both(1)
 
-    assert ray.get(call.remote(hybrid)) == ([2, 3], [8, 7])
+    hybrid.fuse({"actor_rollout", "critic"})
+
+    assert call(hybrid) == ([2, 3], [9, 9], [8, 7])
+    assert ray.get(ray.remote(num_cpus=0)(call).remote(hybrid)) == call(hybrid)
 
 
 def test_colocation_refuses_a_class_that_is_not_a_worker() -> None:

@@ -36,13 +36,6 @@ def test_modes_have_verls_numbers_and_functions_and_pickle_as_singletons() -> No
     assert all({"dispatch_fn", "collect_fn"} == set(d.get_predefined_dispatch_fn(mode)) for mode in Dispatch)
 
 
-def test_the_functions_of_a_mode_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = {"dispatch_fn": d.dispatch_all_to_all, "collect_fn": d.collect_dp_compute}
-    monkeypatch.setitem(d.DISPATCH_MODE_FN_REGISTRY, Dispatch.ONE_TO_ALL, functions)
-
-    assert d.get_predefined_dispatch_fn(Dispatch.ONE_TO_ALL) is functions
-
-
 def test_register_refuses_invalid_modes() -> None:
     for mode in (5, "ONE_TO_ALL", {"dispatch_fn": print}):
         with pytest.raises(AssertionError, match="dispatch_mode"):

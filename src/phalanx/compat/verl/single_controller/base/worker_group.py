@@ -7,9 +7,9 @@ from typing import Any
 
 from phalanx.compat.verl.single_controller.base.decorator import (
     MAGIC_ATTR,
-    CheckFailed,
     Dispatch,
     Execute,
+    _check_dispatch_mode,
     get_predefined_dispatch_fn,
 )
 from phalanx.errors import DeclarationError
@@ -98,9 +98,7 @@ class WorkerGroup:
     def _bound(self, name: str, registered: Any, func_generator: Callable[..., Any]) -> Any:
         mode = registered["dispatch_mode"]
         functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
-        for key in ("dispatch_fn", "collect_fn"):
-            if key not in functions:
-                raise CheckFailed(f"{name}: its dispatch mode {mode!r} has no {key}")
+        _check_dispatch_mode(functions)
         on_zero = mode is Dispatch.RANK_ZERO or registered["execute_mode"] is Execute.RANK_ZERO
         return func_generator(
             self,

@@ -42,19 +42,15 @@ class RayClassWithInitArgs(ClassWithInitArgs):
     def update_options(self, options: dict[str, Any]) -> None:
         """Update the ranks' Ray options, as in ``Class.options(...)``. A ``runtime_env`` is merged."""
         merged = merge_runtime_env(self._options.get("runtime_env"), options.get("runtime_env"))
-        self._options.update(options)
-        if merged:
-            self._options["runtime_env"] = merged
+        self._options.update(options, runtime_env=merged)
 
     def ray_options(self) -> dict[str, Any]:
         """Return the options of ``@ray.remote``, overridden by the options of ``update_options``."""
         declared = {
             k: v for k, v in (getattr(self.cls, "_default_options", None) or {}).items() if v is not None
         }
-        given = {**declared, **self._options}
         runtime_env = merge_runtime_env(declared.get("runtime_env"), self._options.get("runtime_env"))
-        if runtime_env:
-            given["runtime_env"] = runtime_env
+        given = {**declared, **self._options, "runtime_env": runtime_env}
         if self._additional_resource:
             given["resources"] = {**(given.get("resources") or {}), **self._additional_resource}
         return given
@@ -83,11 +79,13 @@ def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
     )
 
 
-def _classes(class_dict: dict[str, RayClassWithInitArgs]) -> tuple[dict[str, type], type]:
+def _classes(class_dict: dict[str, RayClassWithInitArgs]) -> tuple[dict[str, type], dict[str, Any], type]:
+    """Return the classes of roles, their arguments as of ``_made``, and the base class of all. Raises as they do."""
     if not class_dict:
         raise CheckFailed("no roles: expected a dict of role name to RayClassWithInitArgs")
     classes = {role: _unwrap_ray_remote(given.cls) for role, given in class_dict.items()}
-    return classes, _determine_fsdp_megatron_base_class([cls.__mro__ for cls in classes.values()])
+    arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
+    return classes, arguments, _determine_fsdp_megatron_base_class([cls.__mro__ for cls in classes.values()])
 
 
 def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,24 +98,24 @@ def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> 
 
     ``RayWorkerGroup(pool, cls).spawn(roles)`` returns a group for each role.
     """
-    classes, base = _classes(class_dict)
-    arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
+    classes, arguments, base = _classes(class_dict)
 
     class WorkerDict(base):
-        role_methods: dict[str, dict[str, str]] = {}
+        role_methods: dict[str, dict[str, str]]
 
         def __init__(self) -> None:
             super().__init__()
             self.worker_dict = {role: _made(cls, *arguments[role]) for role, cls in classes.items()}
 
-    for role, cls in classes.items():
-        _bind_workers_method_to_parent(WorkerDict, role, cls)
+    WorkerDict.role_methods = {
+        role: _bind_workers_method_to_parent(WorkerDict, role, cls) for role, cls in classes.items()
+    }
     WorkerDict.__qualname__ = "WorkerDict"
     return RayClassWithInitArgs(cls=ray.remote(WorkerDict))
 
 
-def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) -> None:
-    """Add a role's registered methods to ``cls``, as ``{role}_{method}``.
+def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) -> dict[str, str]:
+    """Add a role's registered methods to ``cls``, as ``{role}_{method}``. Return the new names by method.
 
     Raises:
         UnusableValue: if the name of a method for rollout clients is taken.
@@ -138,8 +136,7 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
                     "clients call it by its own name, which another role or the base class has, too: rename one"
                 )
             setattr(cls, name, getattr(cls, alias))  # rollout clients call it by its own name
-    table = {**getattr(cls, "role_methods", {}), key: bound}
-    cls.role_methods = table  # type: ignore[attr-defined]
+    return bound
 
 
 def _forward(role: str, name: str, alias: str, registered: dict[str, Any], is_async: bool) -> Any:
@@ -160,8 +157,7 @@ def _forward(role: str, name: str, alias: str, registered: dict[str, Any], is_as
 
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
     """Return a plain class, to derive from, with one worker of each role as attributes named by role."""
-    classes, base = _classes(class_dict)
-    arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
+    classes, arguments, base = _classes(class_dict)
 
     class FusedWorker(base):
         is_fused_worker = True

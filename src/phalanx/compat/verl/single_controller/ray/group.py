@@ -248,14 +248,14 @@ class RayWorkerGroup(WorkerGroup):
         weakref.finalize(started, started.release)
 
     @property
-    def _user_class(self) -> type:
+    def _user_class(self) -> Any:
         return _unwrap_ray_remote(self.ray_cls_with_init.cls)
 
     def _bind_methods(self) -> None:
         """Add the registered methods of the class, or of the role, as attributes of this group."""
         if self.ray_cls_with_init is None:
             return
-        cls: Any = self._user_class
+        cls = self._user_class
         if self.sub_cls_name:
             self._bind_worker_method(cls.raw_cls_dict[self.sub_cls_name], func_generator)
             return
@@ -309,7 +309,7 @@ class RayWorkerGroup(WorkerGroup):
     def _on_handle(self, method_name: str) -> str:
         if not self._role:
             return method_name
-        return getattr(self._user_class, "role_methods")[self._role].get(method_name, method_name)  # noqa: B009
+        return self._user_class.role_methods[self._role].get(method_name, method_name)
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call rank 0 with the arguments unchanged, and wait."""
