@@ -106,6 +106,12 @@ def pack(exc: BaseException) -> bytes | None:
     return data if len(data) <= TOTAL_LIMIT else None
 
 
+def pack_when_pickled(exc: Exception) -> None:
+    """Make the pickle of the exception contain it as bytes of `pack`. A process that lacks its class reads None."""
+    reduced = unpack, (pack(exc),)
+    object.__setattr__(exc, "__reduce_ex__", lambda _protocol: reduced)
+
+
 def unpack(data: bytes | None) -> BaseException | None:
     """Return a packed exception, or None if there is none or this process cannot recreate it."""
     parts = load_parts(data)

@@ -27,6 +27,7 @@ from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import encode
+from phalanx.wire.exceptions import pack_when_pickled
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
 from phalanx.wire.messages import (
     ANY_EPOCH,
@@ -430,14 +431,16 @@ class WorkerRuntime:
             pack: converts its result for sending.
         """
         trace, number, nbytes = traced
-        with (
-            self._listed(self._services.call_id(), full_name(role, method)),
-            self.trace_files.of(trace, number) as note,
-        ):
+        listed = self._listed(self._services.call_id(), full_name(role, method))
+        with listed, self.trace_files.of(trace, number) as note:
             if note is not None:
                 note.started(nbytes)
             self._check_made(role, method)
-            result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+            try:
+                result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+            except Exception as error:
+                pack_when_pickled(error)
+                raise
             await self._before_result()
             return pack(result) if note is None else _noted(result, note, pack)
 
