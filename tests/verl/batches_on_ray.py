@@ -227,7 +227,8 @@ def case_futures_are_joined_without_padding(group: Any) -> None:
 
 
 def case_tensordicts_pass(group: Any) -> None:
-    data = TensorDict({"a": torch.arange(4)}, [4])
+    jagged = torch.nested.nested_tensor([torch.ones(i) for i in range(4)], layout=torch.jagged)
+    data = TensorDict({"a": torch.arange(4), "jagged": jagged}, [4])
     assert values(group.mesh(data)) == added(4, 2)
     assert values(group.mesh(group.mesh_later(data))) == added(4, 2, each=2)
 

@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from phalanx.compat.verl.overlay import VerlNotInstalled
+from phalanx.dispatch.split import piece_bounds
 from phalanx.errors import DispatchError
 
 #: Keyword argument in which a dispatch function returns the number of rows that it added.
@@ -134,9 +135,10 @@ def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch:
     """Return shard ``index`` of a joined batch, after the future's own ``dispatch_fn``."""
     if earlier is not None:
         batch = earlier(batch)
-    size, longer = divmod(len(batch), chunks)
-    start = index * size + min(index, longer)
-    return batch[start : start + size + (index < longer)]
+    if len(batch) and not len(batch) % chunks:
+        return batch.chunk(chunks)[index]  # a slice would refuse jagged tensors
+    start, stop = piece_bounds(len(batch), chunks, index)
+    return batch[start:stop]
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
@@ -216,9 +218,9 @@ def dispatch_nd_compute(
         _check_list("an argument", value, dp_size, "dp_size")
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
-    padding = {key: kwargs.pop(key) for key in list(kwargs) if key == _padding_size_key}
+    padding = kwargs.pop(_padding_size_key, 0)
     args, kwargs = each(deal, args, kwargs)
-    return args, {**kwargs, **padding}
+    return args, {**kwargs, _padding_size_key: padding}
 
 
 def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
