@@ -29,6 +29,7 @@ from phalanx.compat.verl.single_controller.ray.base import (
     sort_placement_group_by_node_ip,
     split_resource_pool,
 )
+from phalanx.compat.verl.single_controller.ray.start import _options
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.placement import NodeCapacity
 
@@ -211,6 +212,21 @@ def test_runtime_envs_are_merged_variable_by_variable() -> None:
     options = cls.ray_options()
     assert options["runtime_env"]["env_vars"] == {"A": "1", "B": "2"}
     assert options["num_cpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "nsight"), [("cuda", {"o": "x", "capture-range-end": "repeat-shutdown:12"}), ("cpu", None)]
+)
+def test_the_profile_of_a_cuda_group_ends_after_its_steps(device: str, nsight: dict[str, str] | None) -> None:
+    group = SimpleNamespace(
+        ray_cls_with_init=RayClassWithInitArgs(Where),
+        customized_worker_env={},
+        device_name=device,
+        profile_steps=[1, 5],
+        worker_nsight_options={"o": "x", "capture-range-end": None},  # verl's default
+        _ray_wait_register_center_timeout=300,
+    )
+    assert (_options(group, Worker).runtime_env or {}).get("nsight") == nsight
 
 
 @pytest.mark.soak

@@ -100,8 +100,12 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
             _log.warning("Ray option %s=%r of %s has no effect in a group", name, given[name], cls.__name__)
     early = {name: value for name, value in group.customized_worker_env.items() if name in _BEFORE_START}
     runtime_env = merge_runtime_env(given.get("runtime_env"), {"env_vars": early} if early else None)
-    if group.profile_steps and group.worker_nsight_options is not None:
-        runtime_env["nsight"] = group.worker_nsight_options
+    nsight = group.worker_nsight_options
+    if group.profile_steps and group.device_name == "cuda" and nsight is not None:
+        end = (
+            nsight.get("capture-range-end") or f"repeat-shutdown:{6 * len(group.profile_steps)}"
+        )  # as in verl
+        runtime_env["nsight"] = {**nsight, "capture-range-end": end}
     concurrency = given.get("max_concurrency") or None
     if _has_async(cls) and (concurrency is None or concurrency == 1):
         concurrency = _ASYNC_CONCURRENCY
@@ -120,7 +124,7 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
 def _master(group: Any, pool: native.ResourcePool) -> tuple[str, str] | None:
     """Return address and port of the user's rendezvous; None keeps the library's, whose port rank 0 holds."""
     address, port, port_range = group._master_addr, group._master_port, group._ray_master_port_range
-    if port_range is None and address is None and port is None:
+    if not (address or port or port_range):
         return None
     slot = pool.slots[0]
     where = PlacementGroupSchedulingStrategy(
