@@ -412,8 +412,7 @@ def _state_target(
     if leaf.dtype is None or isinstance(current, LocalTensor):
         return None if leaf.dtype is None else current
     if leaf.shape and leaf.shape == layout.shape:
-        made = torch.zeros_like(parameter.detach(), dtype=leaf.dtype)
-        return LocalTensor.of(key, made).like(layout)
+        return LocalTensor.of(key, torch.zeros_like(parameter.detach(), dtype=leaf.dtype)).like(layout)
     target = _blank(key, leaf)
     if leaf.path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
         return target  # torch keeps step counts in host memory
@@ -482,15 +481,13 @@ def _flat(state: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if _is_nested(state):
         for key, value in state.items():
             yield from _flat(value, (*path, key))
-    elif isinstance(state, torch.Tensor):
-        yield path, LocalTensor.of(key_of(path), state)
+    elif type(state) in (list, tuple) and _contains(state, DTensor):
+        raise CheckpointError(
+            f"{key_of(path)} of the state is a {type(state).__name__} with sharded tensors (DTensor), which is "
+            "pickled as one value; use a dict"
+        )
     else:
-        if type(state) in (list, tuple) and _contains(state, DTensor):
-            raise CheckpointError(
-                f"{key_of(path)} of the state is a {type(state).__name__} with sharded tensors (DTensor), which is "
-                "pickled as one value; use a dict"
-            )
-        yield path, state
+        yield path, LocalTensor.of(key_of(path), state) if isinstance(state, torch.Tensor) else state
 
 
 def _is_nested(state: Any) -> bool:

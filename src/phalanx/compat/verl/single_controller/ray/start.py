@@ -102,10 +102,8 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
     runtime_env = merge_runtime_env(given.get("runtime_env"), {"env_vars": early} if early else None)
     nsight = group.worker_nsight_options
     if group.profile_steps and group.device_name == "cuda" and nsight is not None:
-        end = (
-            nsight.get("capture-range-end") or f"repeat-shutdown:{6 * len(group.profile_steps)}"
-        )  # as in verl
-        runtime_env["nsight"] = {**nsight, "capture-range-end": end}
+        end = f"repeat-shutdown:{6 * len(group.profile_steps)}"  # as in verl
+        runtime_env["nsight"] = {**nsight, "capture-range-end": nsight.get("capture-range-end") or end}
     concurrency = given.get("max_concurrency") or None
     if _has_async(cls) and (concurrency is None or concurrency == 1):
         concurrency = _ASYNC_CONCURRENCY
