@@ -60,9 +60,7 @@ def test_engines_join_and_leave_completely_and_remaining_ranks_keep_number_and_p
 
 
 @pytest.mark.slow_on_cluster
-def test_each_request_during_a_resize_reaches_one_complete_engine_once(
-    eight: px.ResourcePool,
-) -> None:
+def test_each_request_during_a_resize_reaches_one_complete_engine_once(eight: px.ResourcePool) -> None:
     group = engines(eight)
     px.resize(group, 2)
     seen: dict[int, list[int]] = {}

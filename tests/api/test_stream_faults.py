@@ -169,9 +169,7 @@ def test_a_worker_reads_the_stream_of_another_group(pool: px.ResourcePool, group
         assert reader.read(group, 1) == [[(0, 0), (1, 0)]]
 
 
-def test_streams_and_calls_of_asynchronous_ranks_interleave(
-    pool: px.ResourcePool,
-) -> None:
+def test_streams_and_calls_of_asynchronous_ranks_interleave(pool: px.ResourcePool) -> None:
     with (
         px.WorkerGroup(pool[2:4], Source, max_concurrency=4) as group,
         group.count_async.stream(buffer=2) as one,

@@ -9,15 +9,16 @@ A request to a rank is a single byte in its pipe. The rank writes its stacks to 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 import time
 from dataclasses import dataclass
 
-SIZE = 8192
-SLOTS = 64
-CANCELLED = 128
+SIZE = 23 * 4096
+SLOTS = 1024
+CANCELLED = 1024
 
 #: In traces, the number of the call that makes a process a rank. The numbers of a group's calls are far larger.
 SETUP_CALL = 1
@@ -28,6 +29,7 @@ _BEGIN, _END = b"\n<stacks of all threads>\n", b"\n</stacks of all threads>\n"
 
 # The page: count of cancelled calls, thread, slots of running calls, cancelled calls, status line.
 _NUMBER = struct.Struct("<Q")
+_NUMBERS = struct.Struct(f"<{CANCELLED}Q")
 _RUNNING = struct.Struct("<Qd64s")  # number of the call, its start on the node's monotonic clock, its method
 _TEXT = struct.Struct("256s")
 _THREAD_AT = 8
@@ -61,10 +63,9 @@ class CallPage:
 
     def cancelled(self, call: int) -> bool:
         """Return whether a call was cancelled."""
-        if self.memory[:8] == b"\0" * 8:
+        if call == 0 or self.memory[:8] == b"\0" * 8:  # an unused entry is 0
             return False
-        numbers = self.memory[_CANCELLED_AT:_TEXT_AT]
-        return call != 0 and (call,) in _NUMBER.iter_unpack(numbers)  # an unused entry is 0
+        return call in _NUMBERS.unpack_from(self.memory, _CANCELLED_AT)
 
 
 class Listed:
@@ -104,7 +105,7 @@ class CallPageState:
 
 def read(page: bytes) -> CallPageState:
     """Return the contents of a page, given its bytes."""
-    slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
+    slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0]]
     return CallPageState(
         running={call: begun for call, begun, _ in slots},
         methods={call: _text(name) for call, _, name in slots},
@@ -120,8 +121,10 @@ def _text(field: bytes) -> str:
 def cancel(fd: int, call: int) -> None:
     """Write the number of a cancelled call to the page of ``fd``; if the page is full, it replaces the oldest number.
 
-    The number is written before the count that announces it. Only the agent of the node writes cancelled calls.
+    The number is written before the count that announces it. Only agents of the node write cancelled calls.
     """
+    # Until the caller closes ``fd``: other threads and processes cancel calls, too.
+    fcntl.flock(fd, fcntl.LOCK_EX)
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
     os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CANCELLED) * _NUMBER.size)
     os.pwrite(fd, _NUMBER.pack(count + 1), 0)
@@ -134,6 +137,6 @@ def answer(stacks: str) -> bytes:
 
 def answered(written: bytes) -> bytes | None:
     """Return the last complete response, or None if there is none."""
-    before, _, _ = written.rpartition(_END)
+    before = written.rpartition(_END)[0]
     _, begin, stacks = before.rpartition(_BEGIN)
     return stacks if begin else None
