@@ -65,9 +65,7 @@ def test_a_stream_over_all_ranks_is_complete_after_a_rank_left(two: px.ResourceP
     assert found == [(rank, number) for rank in range(2) for number in range(50)]
 
 
-def test_a_leaving_rank_finishes_its_call_and_its_channel_items_remain(
-    two: px.ResourcePool,
-) -> None:
+def test_a_leaving_rank_finishes_its_call_and_its_channel_items_remain(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Teller)
     with px.Channel() as channel:
         group[0].produce(channel, 3)

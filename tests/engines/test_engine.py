@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -282,13 +282,10 @@ def test_a_cancelled_call_leaves_no_answer_in_the_engine() -> None:
 
 def test_unsupported_sleep_warns_once_and_the_engine_still_generates() -> None:
     engine = CountingEngine()
-    with pytest.warns(UserWarning, match="does nothing"):
-        asyncio.run(engine.sleep())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        asyncio.run(engine.sleep())
+    with pytest.warns(UserWarning, match="does nothing") as warned:
+        assert [asyncio.run(engine.sleep()) for _ in range(2)] == [None, None]
 
-    assert generated([[20]], ONE, engine=engine)[0].tokens == (21,)
+    assert len(warned) == 1 and generated([[20]], ONE, engine=engine)[0].tokens == (21,)
 
 
 def test_each_row_of_sampling_parameters_has_its_own_seed_and_stop_none_is_empty() -> None:
@@ -314,16 +311,20 @@ def test_the_token_rate_counts_only_time_at_work_in_the_last_ten_seconds() -> No
     assert rate.per_second() == 0
 
 
-def test_a_restored_engine_repeats_the_seeds_of_its_rows() -> None:
-    engine = CountingEngine()
-    state = engine.state_dict()
-    generated([[10], [20]], ONE, engine=engine)
-    engine.load_state_dict(state)
-    generated([[10], [20]], ONE, engine=engine)
+@pytest.mark.parametrize("size", [1, 2])
+def test_restored_engines_of_any_number_repeat_the_seeds_of_their_rows(tmp_path: Path, size: int) -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, CountingEngine)
+        px.resize(group, size)
+        px.save(group, tmp_path)
+        group[0].generate([[10], [20]], ONE)
+        px.resize(group, 3 - size)
+        px.load(group, tmp_path)
+        group.generate([[10]] * 4, ONE)
+        seeds = group.run(lambda worker: worker.machine.seeds)
 
-    first, second, *again = engine.machine.seeds
-    assert again == [first, second]
-    assert first != second
+    first, second, *again = seeds[0]
+    assert again[:2] == [first, second] and len({seed for rank in seeds for seed in rank}) == 4
 
 
 def test_an_engine_reports_a_line_and_metrics() -> None:

@@ -370,12 +370,12 @@ class RolloutEngine(Worker):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: the generator of seeds. Weights are left to syncs."""
-        return {"seeds": self._seeds.getstate()}
+        return {"rng": self._seeds.getstate()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator of seeds."""
-        version, words, gauss = state["seeds"]
-        self._seeds.setstate((version, tuple(words), gauss))
+        """Restore the generator of seeds, if it was saved for this rank."""
+        if saved := state.get("rng", state.get("seeds")):  # "seeds" in steps of 0.2.0 and before
+            self._seeds.setstate(saved)
 
     @register(_BY_ENGINE)
     async def generate(
