@@ -126,6 +126,10 @@ class EngineLoop:
         unfinished = len(rows)
         try:
             while unfinished:
+                if self._context.in_driver and events.empty() and not self._has_step():
+                    raise RuntimeError(
+                        "the engine is paused, and nobody could resume it during this inline call: resume() it"
+                    )
                 event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
@@ -497,11 +501,6 @@ class RolloutEngine(Worker):
         self, prompts: Prompts, sampling: Sampling, prefix: Prefixes, ids: Ids, *, streams: bool = False
     ) -> contextlib.aclosing[AsyncGenerator[Row | Tokens]]:
         """Return the events of a call: finished rows, and tokens if ``streams``."""
-        if self._context.in_driver and not self._loop.is_open:
-            raise RuntimeError(
-                'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
-                "resume() it first"
-            )
         rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
         return contextlib.aclosing(self._loop.run(rows, streams=streams))
 
