@@ -352,19 +352,22 @@ def test_an_engine_without_a_runner_is_refused_with_advice(here: px.ResourcePool
 SLOW_ON_RAY = True
 
 
-def test_a_call_of_a_paused_engine_waits_for_resume_and_raises_inline(
+def test_a_call_of_a_paused_engine_waits_until_it_resumes_or_leaves_and_raises_inline(
     pool: px.ResourcePool, backend: str
 ) -> None:
-    group = px.WorkerGroup(pool[0:1], CountingEngine)
-    group.pause("keep")
+    group = px.WorkerGroup(pool[0:2], CountingEngine)
     if backend == "inline":
-        with pytest.raises(RuntimeError, match="resume"):
-            group.generate([[10]])
-        group.resume()
+        with group.any.generate_tokens.stream([[10]], SIX, buffer=1) as items:
+            assert next(items).tokens == (11,)
+            group.pause("keep")
+            with pytest.raises(RuntimeError, match="resume"):
+                list(items)
     else:
-        call = group.generate.submit([[10]], SamplingParams(max_tokens=1))
+        group.pause("keep")
+        call = group.generate.submit([[10], [20]], ONE)
+        px.resize(group, 1, timeout=30)
         group.resume()
-        assert call.result()[0].tokens == (11,)
+        assert [one.tokens for one in call.result()] == [(11,), (21,)]
     group.close()
 
 

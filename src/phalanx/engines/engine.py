@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from phalanx.declare.context import WorkerContext
@@ -139,9 +139,10 @@ class EngineLoop:
             self._rows.difference_update(rows)
             self._drop([answer for row in rows for answer in row.answers])
 
-    def abort(self, wanted: Callable[[Answer], bool]) -> int:
-        """End the ``wanted`` answers with their tokens so far; return the number of their rows."""
-        answers = [answer for answer in (*self._running.values(), *self._waiting.values()) if wanted(answer)]
+    def abort(self, ids: Container[str] | None = None) -> int:
+        """End the answers of the requests ``ids``, or all, with their tokens so far; return the number of rows."""
+        unfinished = (*self._running.values(), *self._waiting.values())
+        answers = [answer for answer in unfinished if ids is None or answer.row.id in ids]
         self._drop(answers)
         for answer in answers:
             answer.finish_reason = "abort"
@@ -152,7 +153,7 @@ class EngineLoop:
         """Stop the loop. Mode "wait" returns when no answer is running; "abort" ends all answers."""
         self._mode = mode
         if mode == "abort":
-            self.abort(lambda _: True)
+            self.abort()
         elif mode == "wait" and not self._asleep:
             self._runner.release()  # an earlier pause may have held the runner
             self._start_steps()
@@ -367,6 +368,12 @@ class RolloutEngine(Worker):
                 f"{type(self).__name__} has no model runner: call self.serve(runner) in its constructor"
             )
 
+    def __phalanx_leaves__(self) -> None:
+        """Finish the calls of this rank, which leaves its group: ``resume`` and ``wake`` do not reach it any more."""
+        self._loop.resume()
+        if not self._loop.is_open:  # it sleeps
+            self._loop.abort()
+
     @property
     def version(self) -> int:
         """Version of the weights that sample the next token; 0 before the first sync."""
@@ -401,7 +408,7 @@ class RolloutEngine(Worker):
             WeightsTorn: if a sync failed halfway and left partly updated weights.
         """
         rows = self.generate_rows(prompts, sampling, prefix=prefix, ids=ids)
-        return [completion for _, completion in sorted([row async for row in rows], key=lambda row: row[0])]
+        return [completion for _, completion in sorted([row async for row in rows])]  # no row occurs twice
 
     @register(_BY_ENGINE)
     async def generate_rows(
@@ -453,8 +460,7 @@ class RolloutEngine(Worker):
         Returns:
             Number of aborted rows on this rank.
         """
-        wanted = None if ids is None else {ids} if isinstance(ids, str) else set(ids)
-        return self._loop.abort(lambda answer: wanted is None or answer.row.id in wanted)
+        return self._loop.abort(None if ids is None else {ids} if isinstance(ids, str) else set(ids))
 
     @register(needs_weights=False)
     async def reset_cache(self) -> None:
@@ -479,8 +485,7 @@ class RolloutEngine(Worker):
     async def wake(self, tags: Sequence[str] = TAGS) -> None:
         """Allocate the memory of ``tags`` again. Steps continue once all parts are allocated."""
         _check_tags("wake", tags)
-        if self._runner.capabilities.sleep:
-            self._loop.wake(tags)
+        self._loop.wake(tags)
 
     @register(needs_weights=False, collect="first")
     async def capabilities(self) -> Capabilities:
@@ -494,7 +499,7 @@ class RolloutEngine(Worker):
 
     def close(self) -> None:
         """End all answers, and release all resources."""
-        self._loop.abort(lambda _: True)
+        self._loop.abort()
         self._runner.close()
 
     def _begin(

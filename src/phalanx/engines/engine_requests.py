@@ -99,8 +99,7 @@ class Answer:
 
     def is_full(self, vocabulary: Vocabulary) -> bool:
         """Return whether ``max_tokens`` or the context is reached."""
-        limit = min(self.sampling.max_tokens, vocabulary.context - len(self.prompt))
-        return len(self.tokens) >= limit
+        return len(self.tokens) >= min(self.sampling.max_tokens, vocabulary.context - len(self.prompt))
 
     def _end(self, vocabulary: Vocabulary) -> FinishReason | None:
         if self.tokens[-1] in vocabulary.end and not self.sampling.ignore_eos:
@@ -362,8 +361,7 @@ def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
     """Return a prefix for each of the ``count`` answers of a row; it has no tokens if ``prefix`` is None."""
     if isinstance(prefix, Completion):
         return prefix.all
-    given = () if prefix is None else prefix
-    tokens = _tokens("prefix", given, "a Completion, its tokens, or None")
+    tokens = _tokens("prefix", () if prefix is None else prefix, "a Completion, its tokens, or None")
     return [Completion(tuple(tokens), (), "abort", ((UNKNOWN_VERSION, len(tokens)),))] * count
 
 

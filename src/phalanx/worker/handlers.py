@@ -68,6 +68,9 @@ def meet(runtime: WorkerRuntime) -> None:
 def leave(runtime: WorkerRuntime) -> None:
     """Reject new calls of users, and hand items over to their channels at exit: this rank leaves the group."""
     runtime.leaves = runtime.closers.hands_over = True
+    for worker in runtime.instances.values():
+        if hasattr(worker, "__phalanx_leaves__"):
+            worker.__phalanx_leaves__()
 
 
 def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
