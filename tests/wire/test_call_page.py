@@ -26,17 +26,17 @@ def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_r
 
 
 def test_concurrent_calls_have_separate_slots_until_all_slots_are_used() -> None:
-    page, numbers = call_page.CallPage(), range(1, 2 * call_page.SLOTS)
-    assert Settings.max_in_flight <= call_page.SLOTS
+    page, numbers = call_page.CallPage(), range(1, 2 * call_page.CALLS)
+    assert Settings.max_in_flight <= call_page.CALLS
     with ExitStack() as calls:
         for number in numbers:
             calls.enter_context(call_page.Listed(page, number, ""))
-        assert set(read(page).running) == set(numbers[: call_page.SLOTS])
+        assert set(read(page).running) == set(numbers[: call_page.CALLS])
     assert read(page).running == {}
 
 
 def test_a_rank_knows_its_latest_calls_that_threads_cancelled_concurrently() -> None:
-    page, numbers = call_page.CallPage(), range(2**63, 2**63 + call_page.CANCELLED)
+    page, numbers = call_page.CallPage(), range(2**63, 2**63 + call_page.CALLS)
 
     def cancel(number: int) -> None:
         with open(f"/proc/self/fd/{page.fd}", "r+b") as opened:

@@ -133,8 +133,8 @@ def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) 
         return
 
     def leave_now() -> None:
-        timeout = _LEAVES_WITHIN_S if closers.hands_over else _CLOSES_WITHIN_S
-        leave(client, backend, key, handoff or closers.hands_over, timeout)
+        timeout = _LEAVES_WITHIN_S if closers.leaves else _CLOSES_WITHIN_S
+        leave(client, backend, key, handoff or closers.leaves, timeout)
 
     client.channels_to_leave.add(key)
     closers.add(leave_now)

@@ -16,9 +16,8 @@ import struct
 import time
 from dataclasses import dataclass
 
-SIZE = 23 * 4096
-SLOTS = 1024
-CANCELLED = 1024
+CALLS = 1024
+"""Running calls, and cancelled calls, that a page holds."""
 
 #: In traces, the number of the call that makes a process a rank. The numbers of a group's calls are far larger.
 SETUP_CALL = 1
@@ -29,29 +28,30 @@ _BEGIN, _END = b"\n<stacks of all threads>\n", b"\n</stacks of all threads>\n"
 
 # The page: count of cancelled calls, thread, slots of running calls, cancelled calls, status line.
 _NUMBER = struct.Struct("<Q")
-_NUMBERS = struct.Struct(f"<{CANCELLED}Q")
+_NUMBERS = struct.Struct(f"<{CALLS}Q")
 _RUNNING = struct.Struct("<Qd64s")  # number of the call, its start on the node's monotonic clock, its method
 _TEXT = struct.Struct("256s")
 _THREAD_AT = 8
 _RUNNING_AT = 64
-_CANCELLED_AT = _RUNNING_AT + SLOTS * _RUNNING.size
-_TEXT_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
+_CANCELLED_AT = _RUNNING_AT + CALLS * _RUNNING.size
+_TEXT_AT = _CANCELLED_AT + _NUMBERS.size
+SIZE = _TEXT_AT + _TEXT.size
 
 
 class CallPage:
-    """The rank's side, with a slot per concurrent call; a synchronous rank uses the first slot only.
+    """The rank's side, with a slot per concurrent call; a synchronous rank uses a single one.
 
     Attributes:
         fd: file descriptor of the page.
         memory: the page.
-        free: slots without a call.
+        free: places of slots without a call.
     """
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("phalanx-calls")
         os.ftruncate(self.fd, SIZE)
         self.memory = mmap.mmap(self.fd, SIZE)
-        self.free = list(range(SLOTS - 1, -1, -1))
+        self.free = list(range(_RUNNING_AT, _CANCELLED_AT, _RUNNING.size))
 
     def runs_on(self, thread: int) -> None:
         """Record the kernel's id of the thread that runs constructors and methods."""
@@ -74,22 +74,21 @@ class Listed:
     ``method`` is the full name, of which the page keeps 64 bytes.
     """
 
-    __slots__ = ("_at", "_call", "_method", "_page", "_slot")
+    __slots__ = ("_at", "_call", "_method", "_page")
 
     def __init__(self, page: CallPage, call: int, method: str) -> None:
         self._page, self._call, self._method = page, call, method
 
     def __enter__(self) -> None:
-        self._slot = self._page.free.pop() if self._page.free else None
-        if self._slot is not None:
-            self._at = _RUNNING_AT + self._slot * _RUNNING.size
+        self._at = self._page.free.pop() if self._page.free else None
+        if self._at is not None:
             name = self._method.encode(errors="backslashreplace")
             _RUNNING.pack_into(self._page.memory, self._at, self._call, time.monotonic(), name)
 
     def __exit__(self, *_: object) -> None:
-        if self._slot is not None:
+        if self._at is not None:
             _NUMBER.pack_into(self._page.memory, self._at, 0)
-            self._page.free.append(self._slot)
+            self._page.free.append(self._at)
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def cancel(fd: int, call: int) -> None:
     # Until the caller closes ``fd``: other threads and processes cancel calls, too.
     fcntl.flock(fd, fcntl.LOCK_EX)
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
-    os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CANCELLED) * _NUMBER.size)
+    os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CALLS) * _NUMBER.size)
     os.pwrite(fd, _NUMBER.pack(count + 1), 0)
 
 

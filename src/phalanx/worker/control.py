@@ -94,8 +94,7 @@ class Control:
             raise Interrupted("cancelled before it began, or between two items")
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        number = self.running
-        if number and self.page.cancelled(number):
+        if self.page.cancelled(self.running):
             self.running = 0  # once per call: cleanup code runs undisturbed
             raise Interrupted("interrupted while it ran")
 

@@ -27,8 +27,8 @@ class ExitHooks:
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
         self._hooks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        #: True if the group continues without this rank, which first hands over its channel items.
-        self.hands_over = False
+        #: True if the rank leaves its group: it rejects new user calls, and in the end hands over its channel items.
+        self.leaves = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""
         #: Called before the result of a call is sent; the result waits for the futures that they return, if any.

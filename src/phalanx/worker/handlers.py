@@ -67,7 +67,7 @@ def meet(runtime: WorkerRuntime) -> None:
 
 def leave(runtime: WorkerRuntime) -> None:
     """Reject new calls of users, and hand items over to their channels at exit: this rank leaves the group."""
-    runtime.leaves = runtime.closers.hands_over = True
+    runtime.closers.leaves = True
     for worker in runtime.instances.values():
         if hasattr(worker, "__phalanx_leaves__"):
             worker.__phalanx_leaves__()

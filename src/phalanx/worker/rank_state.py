@@ -66,8 +66,7 @@ class LocalTensor:
             )
         declared = spec is not None or isinstance(tensor, DTensor)
         shape, boxes = boxes_of(name, tensor, spec)
-        patches = filled(boxes) if declared else tuple(boxes)
-        return cls(local, tuple(shape), patches, tensor, declared)
+        return cls(local, tuple(shape), filled(boxes) if declared else tuple(boxes), tensor, declared)
 
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""

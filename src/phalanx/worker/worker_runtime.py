@@ -164,7 +164,6 @@ class WorkerRuntime:
         closers: its exit hooks.
         profiling: its running profile.
         epoch: number of its epoch.
-        leaves: True if the rank is leaving its group, and rejects new user calls.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -180,8 +179,7 @@ class WorkerRuntime:
         self.trace_files = TraceFiles(own_process=not services.in_driver)
         self.loop = Loop()
         self._listening: socket.socket | None = None
-        self._control = None if services.in_driver else Control()
-        side = self._control
+        self._control = side = None if services.in_driver else Control()
         #: Returns a context in which a call is shown as running.
         self._listed = side.listed if side else lambda number, method: _NOTHING
         #: Returns a context in which a call, or an item of it, can be interrupted; in the driver's process, a context
@@ -193,7 +191,6 @@ class WorkerRuntime:
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
         self.epoch = ANY_EPOCH
-        self.leaves = False
         self.weights = WeightRegistry(self.context)
 
     # The rank
@@ -292,8 +289,7 @@ class WorkerRuntime:
         Raises:
             BaseException: if any of them raised: the first error, once all have run.
         """
-        closing = self._close()
-        return closing if self.interleaves else _completed(closing)
+        return self._close() if self.interleaves else _completed(self._close())
 
     async def _close(self) -> None:
         errors: list[BaseException] = []
@@ -459,7 +455,9 @@ class WorkerRuntime:
         Raises:
             RankFailure: if the rank may not run the call.
         """
-        if (self.leaves or call.epoch not in (ANY_EPOCH, self.epoch)) and not is_library_call(call.method):
+        if is_library_call(call.method):
+            return
+        if self.closers.leaves or call.epoch not in (ANY_EPOCH, self.epoch):
             group, name = self.context.group, full_name(call.role, call.method)
             epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
             stale = StaleEpoch(
@@ -470,7 +468,7 @@ class WorkerRuntime:
                 current=self.epoch,
             )
             raise self.failure(stale, call.role, call.method, "stale")
-        if self.weights.unusable and call.method != RUN and not is_library_call(call.method):
+        if self.weights.unusable and call.method != RUN:
             reason = self.weights.unusable.get(call.role)
             spec = registered_methods(type(self.instances.get(call.role))).get(call.method)
             if reason is not None and (spec is None or spec.needs_weights):
