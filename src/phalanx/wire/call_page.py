@@ -39,19 +39,19 @@ SIZE = _TEXT_AT + _TEXT.size
 
 
 class CallPage:
-    """The rank's side, with a slot per concurrent call; a synchronous rank uses a single one.
+    """The rank's side, with a slot per concurrent call; a synchronous rank uses the first slot only.
 
     Attributes:
         fd: file descriptor of the page.
         memory: the page.
-        free: places of slots without a call.
+        free: places of slots without a call, the first slot last.
     """
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("phalanx-calls")
         os.ftruncate(self.fd, SIZE)
         self.memory = mmap.mmap(self.fd, SIZE)
-        self.free = list(range(_RUNNING_AT, _CANCELLED_AT, _RUNNING.size))
+        self.free = list(range(_RUNNING_AT, _CANCELLED_AT, _RUNNING.size))[::-1]
 
     def runs_on(self, thread: int) -> None:
         """Record the kernel's id of the thread that runs constructors and methods."""
@@ -108,7 +108,7 @@ def read(page: bytes) -> CallPageState:
     return CallPageState(
         running={call: begun for call, begun, _ in slots},
         methods={call: _text(name) for call, _, name in slots},
-        status=_text(page[_TEXT_AT : _TEXT_AT + _TEXT.size]),
+        status=_text(page[_TEXT_AT:SIZE]),
         thread=_NUMBER.unpack_from(page, _THREAD_AT)[0],
     )
 
@@ -125,7 +125,7 @@ def cancel(fd: int, call: int) -> None:
     # Until the caller closes ``fd``: other threads and processes cancel calls, too.
     fcntl.flock(fd, fcntl.LOCK_EX)
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
-    os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CALLS) * _NUMBER.size)
+    os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + count % CALLS * _NUMBER.size)
     os.pwrite(fd, _NUMBER.pack(count + 1), 0)
 
 
@@ -136,6 +136,5 @@ def answer(stacks: str) -> bytes:
 
 def answered(written: bytes) -> bytes | None:
     """Return the last complete response, or None if there is none."""
-    before = written.rpartition(_END)[0]
-    _, begin, stacks = before.rpartition(_BEGIN)
+    _, begin, stacks = written.rpartition(_END)[0].rpartition(_BEGIN)
     return stacks if begin else None
