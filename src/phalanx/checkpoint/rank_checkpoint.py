@@ -219,7 +219,7 @@ def _planned(
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")
     folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
-    if stored.lacks_generators(index):  # the rank keeps its own
+    if GENERATORS in state.names and stored.lacks_generators(index):  # the rank keeps its own
         parts = [name for name in parts or state.names if name != GENERATORS]
         keys = {leaf: name for leaf, name in keys.items() if stored.leaves[name].part != GENERATORS}
     targets = state.targets({leaf: stored.leaves[name] for leaf, name in keys.items()}, folder, parts)

@@ -381,12 +381,13 @@ class RolloutEngine(Worker):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: the generator of seeds. Weights are left to syncs."""
-        return {"rng": self._seeds.getstate()}
+        return {"rng": (self.rank, self._seeds.getstate())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator of seeds, if it was saved for this rank."""
-        if saved := state.get("rng", state.get("seeds")):  # "seeds" in steps of 0.2.0 and before
-            self._seeds.setstate(saved)
+        """Restore the generator of seeds, if it was saved for this rank. Older steps have it as "seeds"."""
+        rank, seeds = state.get("rng", (self.rank, state.get("seeds")))
+        if seeds and rank == self.rank:
+            self._seeds.setstate(seeds)
 
     @register(_BY_ENGINE)
     async def generate(
