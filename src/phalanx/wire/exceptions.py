@@ -107,9 +107,12 @@ def pack(exc: BaseException) -> bytes | None:
 
 
 def pack_when_pickled(exc: Exception) -> None:
-    """Make the pickle of the exception contain it as bytes of `pack`. A process that lacks its class reads None."""
-    reduced = unpack, (pack(exc),)
-    object.__setattr__(exc, "__reduce_ex__", lambda _protocol: reduced)
+    """Make the pickle of an exception, if Python cannot pickle it, contain the bytes of `pack`."""
+    try:
+        pickle.loads(pickle.dumps(exc))
+    except Exception:
+        reduced = unpack, (pack(exc),)
+        object.__setattr__(exc, "__reduce_ex__", lambda _protocol: reduced)
 
 
 def unpack(data: bytes | None) -> BaseException | None:

@@ -137,8 +137,7 @@ def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch:
         batch = earlier(batch)
     if len(batch) and not len(batch) % chunks:
         return batch.chunk(chunks)[index]  # a slice would refuse jagged tensors
-    start, stop = piece_bounds(len(batch), chunks, index)
-    return batch[start:stop]
+    return batch[slice(*piece_bounds(len(batch), chunks, index))]
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
@@ -218,9 +217,9 @@ def dispatch_nd_compute(
         _check_list("an argument", value, dp_size, "dp_size")
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
-    padding = kwargs.pop(_padding_size_key, 0)
+    padding = kwargs.pop(_padding_size_key, None)
     args, kwargs = each(deal, args, kwargs)
-    return args, {**kwargs, _padding_size_key: padding}
+    return args, kwargs if padding is None else {**kwargs, _padding_size_key: padding}
 
 
 def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
