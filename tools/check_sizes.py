@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "errors config": 280,
     "topology": 730,
-    "wire": 1160,
+    "wire": 1165,
     "tracing display": 1365,
     "declare dispatch collect": 2545,
     "backends": 2140,

@@ -20,7 +20,7 @@ from phalanx.group.lifecycle import State
 from phalanx.wire.messages import ProcessInfo
 
 #: Version of the record of detached groups: increased if drivers cannot read the records of older versions.
-PROTOCOL = 7
+PROTOCOL = 8
 _HEADER = b"phalanx group, protocol %d\n"
 _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 

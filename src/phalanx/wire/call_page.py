@@ -63,9 +63,8 @@ class CallPage:
 
     def cancelled(self, call: int) -> bool:
         """Return whether a call was cancelled."""
-        if call == 0 or self.memory[:8] == b"\0" * 8:  # an unused entry is 0
-            return False
-        return call in _NUMBERS.unpack_from(self.memory, _CANCELLED_AT)
+        known = call != 0 and self.memory[:8] != b"\0" * 8  # an unused entry is 0
+        return known and call in _NUMBERS.unpack_from(self.memory, _CANCELLED_AT)
 
 
 class Listed:
@@ -122,11 +121,11 @@ def cancel(fd: int, call: int) -> None:
 
     The number is written before the count that announces it. Only agents of the node write cancelled calls.
     """
-    # Until the caller closes ``fd``: other threads and processes cancel calls, too.
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # other threads and processes cancel calls, too
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
     os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + count % CALLS * _NUMBER.size)
     os.pwrite(fd, _NUMBER.pack(count + 1), 0)
+    fcntl.flock(fd, fcntl.LOCK_UN)  # a forked process may keep the file open
 
 
 def answer(stacks: str) -> bytes:
