@@ -36,14 +36,14 @@ class Odd(Bag):
     """Keeps a tensor without separate memory for each element, or a lock."""
 
     def __init__(self, kind: str) -> None:
-        rows = torch.ones(1, 3)
-        made = {"expanded": rows.expand(4, 3), "sparse": rows.to_sparse(), "meta": rows.to("meta")}
+        rows = torch.ones(1, 3).expand(4, 3)
+        made = {"expanded": rows, "sparse": rows.to_sparse(), "meta": rows.to("meta")}
         made["conjugate"] = (1j * rows).conj()
         super().__init__(data={"odd": made.get(kind, threading.Lock())})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("kind", "value"), [("expanded", torch.ones(4, 3)), ("conjugate", [[-1j] * 3])])
+@pytest.mark.parametrize(("kind", "value"), [("expanded", torch.ones(4, 3)), ("conjugate", [[-1j] * 3] * 4)])
 def test_a_tensor_that_is_a_view_of_others_values_is_saved_and_loaded(
     here: px.ResourcePool, tmp_path: Path, ranks: int, kind: str, value: Any
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_tensor_that_is_a_view_of_others_values_is_saved_and_loaded(
     assert all(one.is_contiguous() and torch.equal(one, torch.as_tensor(value)) for one in loaded)
 
 
-USES = [px.save, px.save.submit, px.load, lambda group, _: px.snapshot(group)]
+USES = [px.save, px.save.submit, lambda group, _: px.snapshot(group), px.load]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -65,7 +65,7 @@ USES = [px.save, px.save.submit, px.load, lambda group, _: px.snapshot(group)]
     ("kind", "use", "why"),
     [
         *(("lock", use, ", a lock, cannot be pickled") for use in USES[:2]),
-        *(("sparse", use, " is a tensor .*sparse.* cannot be") for use in USES),
+        *(("sparse", use, " is a tensor .*sparse.* cannot be") for use in USES[:3]),
         *(("meta", use, " is a tensor .*meta.* cannot be") for use in USES),
     ],
 )

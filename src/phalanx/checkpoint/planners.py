@@ -120,6 +120,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
 
 
 def _write_items(key: str, tensor: LocalTensor) -> Iterator[dcp.WriteItem]:
+    tensor.check(key)
     for chunk in _chunks(tensor):
         data = TensorWriteData(chunk, TensorProperties(dtype=tensor.local.dtype), torch.Size(tensor.shape))
         yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)

@@ -53,20 +53,19 @@ class LocalTensor:
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
-        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any.
-
-        Raises:
-            CheckpointError: if the tensor is sparse or on the meta device.
-        """
-        local = local_of(tensor.detach())
-        if local.is_meta or local.layout is not torch.strided:
-            kind = "on the meta device" if local.is_meta else f"of layout {local.layout}"
-            raise CheckpointError(
-                f"{name} of the state is a tensor {kind}, which cannot be saved or loaded; give it dense, or omit it"
-            )
+        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
         declared = spec is not None or isinstance(tensor, DTensor)
         shape, boxes = boxes_of(name, tensor, spec)
-        return cls(local, tuple(shape), filled(boxes) if declared else tuple(boxes), tensor, declared)
+        patches = filled(boxes) if declared else tuple(boxes)
+        return cls(local_of(tensor.detach()), tuple(shape), patches, tensor, declared)
+
+    def check(self, key: str) -> None:
+        """Raise ``CheckpointError`` if the tensor is sparse or on the meta device."""
+        if self.local.is_meta or self.local.layout is not torch.strided:
+            raise CheckpointError(
+                f"{key} of the state is a tensor of layout {self.local.layout} on device {self.local.device}, which "
+                "cannot be saved or loaded; give it dense, or omit it"
+            )
 
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""
@@ -453,6 +452,7 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
         leaf = saved[key]
         if target is None or (leaf.dtype is None and not target.declared):
             continue  # format 1 pickles tensors that differ by rank
+        target.check(key)
         if leaf.dtype is None:
             raise CheckpointMismatch(
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "

@@ -44,6 +44,7 @@ def copy_state(states: Mapping[str, RankState], older: StateCopy | None = None) 
             if not isinstance(value, LocalTensor):
                 made.leaves[place], made.data[place] = SavedLeaf(path), encode(value).to_bytes()
                 continue
+            value.check(key)
             made.leaves[place] = SavedLeaf(path, value.local.dtype, value.shape)
             made.data[place] = host_copy(value.local, buffers.get(place))
     return made
