@@ -323,8 +323,7 @@ def _found(storage: Storage, number: int) -> Step:
     faults = storage.missing(files)
     if faults and storage.read(MANIFEST) is None:  # its writer is removing it
         return Step(storage, number)
-    facts = {name: body[name] for name in _FACTS}
-    return Step(storage, number, files=files, faults=tuple(faults), **facts)
+    return Step(storage, number, files=files, faults=tuple(faults), **{name: body[name] for name in _FACTS})
 
 
 def _manifest(step: Step) -> bytes:

@@ -176,7 +176,7 @@ def start_profile(
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
     calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
     chosen = selection.chosen_ranks("profile", ranks)
-    where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
+    where = Path(tempfile.mkdtemp(prefix="phalanx-profile-") if folder is None else folder)
     order = ProfileOrder(calls, selection.role, tool, options)
     where.mkdir(parents=True, exist_ok=True)
     return Profile(selection, chosen, where.absolute(), order)

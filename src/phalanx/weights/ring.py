@@ -98,7 +98,7 @@ class RingSender(Endpoint):
     def __post_init__(self) -> None:
         self._nbytes = nbytes = -(-self.capacity // 64) * 64
         self._memory = memory_on(self.device).create(nbytes * _SEGMENTS, self.device)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("")
         self._listener.listen(1024)
         self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
@@ -170,7 +170,7 @@ class RingReceiver(Endpoint):
         for source in self.streams:
             peer, address = f"source rank {source}", self.request.addresses[source]
             handle, total = address.handle, address.nbytes * _SEGMENTS
-            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connecting = socket.socket(socket.AF_UNIX)
             try:
                 connecting.settimeout(deadline.left(peer))
                 connecting.connect(address.socket)

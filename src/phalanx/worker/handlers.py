@@ -149,8 +149,7 @@ def _leave_world() -> _World | None:
     from torch.distributed.constants import default_pg_timeout
 
     options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
-    timeout = getattr(options, "_timeout", None)
-    world = dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout
+    world = dist.get_backend(), getattr(options, "_timeout", default_pg_timeout)
     collectives.forget()
     dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
     return world

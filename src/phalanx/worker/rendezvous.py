@@ -38,11 +38,8 @@ _served: dict[int, Any] = {}
 
 def listen(address: str) -> socket.socket:
     """Return a socket that listens on a free port of this host, for torch's store if the process is to serve it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
-    server.listen(4096)
-    return server
+    host, family = ("::", socket.AF_INET6) if ":" in address else ("0.0.0.0", socket.AF_INET)
+    return socket.create_server((host, 0), family=family, backlog=4096)
 
 
 def join_store(listening: socket.socket | None, *, serves: bool) -> None:

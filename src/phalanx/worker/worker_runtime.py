@@ -210,14 +210,13 @@ class WorkerRuntime:
         self._set_context(setup)
         step = self._step  # constructors do not run as tasks
         self.asynchronous = setup.asynchronous
-        self.interleaves = setup.asynchronous and not self.in_driver
-        if self.interleaves:
+        if self._control and setup.asynchronous:
+            self.interleaves = True
             self._passes = (GeneratorExit,)  # SystemExit would end the loop of all calls, but not the process
-            self._step = self._control.task_step if self._control else step
+            self._step = self._control.task_step
         try:
             self._log = None if self.in_driver else apply(setup)
             join_store(self._listening, serves=setup.serves)
-            self._listening = None
             self.trace_files.files = setup.files
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
@@ -248,7 +247,6 @@ class WorkerRuntime:
         if self._control is not None:
             context.tell = self._control.page.tell
             self._control.page.runs_on(get_native_id())
-        if not self.in_driver:
             set_context_of_process(context)
         self.weights = WeightRegistry(context)
 

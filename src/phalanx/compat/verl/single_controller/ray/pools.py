@@ -6,6 +6,7 @@ rejects requests at once that are too large for the cluster.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import secrets
 import socket
@@ -311,7 +312,7 @@ class ResourcePoolManager:
 
     def get_n_gpus(self) -> int:
         """Return the number of accelerators of all pools."""
-        return sum(count for counts in self.resource_pool_spec.values() for count in counts)
+        return sum(map(sum, self.resource_pool_spec.values()))
 
     def _check_resource_available(self) -> None:
         from phalanx.compat.verl.single_controller.ray import native
@@ -326,13 +327,8 @@ class ResourcePoolManager:
 
 
 def _free_port(port_range: list[int] | None) -> int:
-    first, last = (0, 1) if port_range is None else (int(port_range[0]), int(port_range[1]))
-    for port in range(first, last):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
+    for port in range(*map(int, port_range or (0, 1))):
+        with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
             return probe.getsockname()[1]
     raise NoFreePort(
         f"Could not find a free port in range {port_range}: give a larger range, [first, last), the last excluded"
