@@ -101,6 +101,10 @@ def test_values_by_rank_are_refused_on_another_number_of_ranks_and_nothing_chang
 
     px.load(alone, tmp_path, parts=["lr"])
     assert alone[0].get() == {"lr": 0.1}
+    alone.put([{"rng": 7}])  # no random generator of the library
+    px.save(alone, tmp_path)
+    px.load(group, tmp_path)
+    assert group.get() == [{"rng": 7}] * 2
 
 
 @pytest.mark.parametrize(
