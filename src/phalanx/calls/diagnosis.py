@@ -321,8 +321,7 @@ def place_of(endpoint: Endpoint, rank: int, role: str, method: str) -> dict[str,
 
 def report_of_death(backend: Backend, endpoint: Endpoint, place: dict[str, Any]) -> RankReport:
     """Return the report of a rank that died without a report of its own; ``place`` is from :func:`place_of`."""
-    lost = backend.post_mortem(endpoint, None)
-    return _dead_report(lost, at=backend.now(), **place)
+    return _dead_report(backend.post_mortem(endpoint, None), at=backend.now(), **place)
 
 
 def _dead_report(lost: Lost, *, log_path: str | None, **more: Any) -> RankReport:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
@@ -101,7 +100,7 @@ class Readonly(Generic[T]):
     value: T
 
     def __reduce__(self) -> Reduced:
-        return itemgetter(0), ((self.value,),)  # inside another marker or a stored value: the value itself
+        return (self.value,).__getitem__, (0,)  # inside another marker or a stored value: the value itself
 
 
 class StoredValue(Generic[T]):
