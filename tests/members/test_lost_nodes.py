@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -57,19 +58,15 @@ def untold(group: px.WorkerGroup, ranks: Sequence[int]) -> Generator[Untold]:
     """Hide the deaths of some ranks from the driver, but not the errors of their peers."""
     transport: Any = group.core.backend
     held = Untold(transport, [group.core.endpoints[rank] for rank in ranks])
-    with contextlib.ExitStack() as stack:
-        for name in ("submit", "wait", "dead_of"):
-            setattr(transport, name, getattr(held, name))
-            stack.callback(delattr, transport, name)
+    with mock.patch.multiple(transport, submit=held.submit, wait=held.wait, dead_of=held.dead_of):
         yield held
 
 
 def main() -> None:
     """Run the driver. With the argument "late", it learns of no death of the last node before the call has failed."""
     logging.basicConfig(level=logging.WARNING)
-    # Ray reports a lost node after five health checks, and only then places its ranks elsewhere.
-    settings = {"health_check_period_ms": 500}
-    with several_nodes(6, resources={"seat": 2}, settings=settings) as cluster:
+    often = {"health_check_period_ms": 500}  # Ray places ranks elsewhere after five failed checks
+    with several_nodes(6, num_gpus=2, resources={"seat": 2}, settings=often) as cluster:
         found: dict[str, Any] = {"errors": []}
         told = threading.Event()
         heard: list[tuple[px.PreemptionNotice, str]] = []
@@ -78,7 +75,7 @@ def main() -> None:
             heard.append((notice, threading.current_thread().name))
             told.set()
 
-        pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
+        pool = px.ResourcePool([2, 2], timeout=60)
         policy = px.ReplacePolicy(max_failures=1)  # of the lost node: preemptions are no failures
         group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy, on_notice=note)
         found["holders"] = px.snapshot(group).holders
@@ -134,7 +131,9 @@ def main() -> None:
 
 def restarted(cluster: Any) -> dict[str, Any]:
     """Restart a group after each loss of a node, the second of which leaves too few nodes."""
-    with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
+    with px.ResourcePool([2, 2], timeout=60) as pool:
+        with pytest.raises(px.PlacementError, match="can never be placed"):  # two seats per node of the slots
+            px.WorkerGroup(pool.split([2, 2])[0], Trouble, resources={"seat": 2}, start_timeout=60)
         group = px.WorkerGroup(pool, Trouble, resources={"seat": 1}, start_timeout=60)
         group.load(7)
         before, call = group.core.epoch.nodes, group.nap.submit(120.0)

@@ -64,9 +64,12 @@ def check_feasible(
 
 def capacity(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
     """Return the number of slots of ``resources`` that fit in the ``amounts`` of a node."""
-    wanted = {name: _units(amount) for name, amount in resources.items() if _units(amount) > 0}
-    counts = [_units(amounts.get(name, 0.0)) // amount for name, amount in wanted.items()]
-    return max(0, min(counts)) if counts else _UNITS  # a slot without resources fits anywhere
+    counts = (
+        _units(amounts.get(name, 0.0)) // wanted
+        for name, amount in resources.items()
+        if (wanted := _units(amount)) > 0
+    )
+    return max(0, min(counts, default=_UNITS))  # a slot without resources fits anywhere
 
 
 def share(max_colocate_count: int) -> float:

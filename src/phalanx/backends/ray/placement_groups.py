@@ -82,7 +82,7 @@ def reserve(request: ReserveRequest) -> Reservation:
         PlacementError: at once if the cluster is too small for the request, else after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
-    if request.strategy == "STRICT_PACK" and not _can_fit(request, nodes()):
+    if request.strategy == "STRICT_PACK" and not _can_fit(request, _allowed(request)):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
     reservation = Reservation(request)
     try:
@@ -134,6 +134,11 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
         pause = min(pause * 1.5, 0.2)
 
 
+def _allowed(request: ReserveRequest) -> list[NodeCapacity]:
+    """Return the living nodes on which blocks of the request may be."""
+    return [node for node in nodes() if not request.on_nodes or node.node_id in request.on_nodes]
+
+
 def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
     """Return whether the request may fit if the nodes were free, or the cluster can still grow."""
     return check_feasible(on, request.blocks, request.bundle).fits_total or _autoscales()
@@ -148,7 +153,7 @@ def _autoscales() -> bool:
 
 def _table(request: ReserveRequest, verdict: str) -> str:
     return f"{request.name}: {verdict}\n" + placement_table(
-        nodes(), request.blocks, request.bundle, holders()
+        _allowed(request), request.blocks, request.bundle, holders()
     )
 
 
@@ -168,8 +173,7 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
     if lost:
         part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
         release([reservation.keys[index] for index in lost])
-        left = [node for node in nodes() if node.node_id not in going]
-        if not _can_fit(part, left):
+        if not _can_fit(part, [node for node in nodes() if node.node_id not in going]):
             raise PlacementError(
                 _table(part, "other nodes have no capacity for all slots of lost or draining nodes")
             )
@@ -191,8 +195,7 @@ def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> boo
     if not on.isdisjoint(going):
         return True
     while any(node_is_gone(node) for node in on):
-        alive = {node["NodeID"] for node in private.nodes() if node["Alive"]}
-        if not on <= alive or time.monotonic() > deadline:
+        if not on <= {node.node_id for node in nodes()} or time.monotonic() > deadline:
             return True
         time.sleep(0.2)
     return table.get("state") != "CREATED"
@@ -245,8 +248,7 @@ def probe(
         ).remote()
         for slot in slots
     ]
-    late = private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]
-    if late:
+    if late := private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]:
         for ref in late:
             private.cancel(ref)
         raise PlacementError(_unknown([slots[refs.index(ref)] for ref in late], {"GPU": gpus, **others}))
