@@ -62,9 +62,9 @@ class Reservation:
     """
 
     request: ReserveRequest | None
-    ids: list[Any] = field(default_factory=list[Any])
-    keys: list[str] = field(default_factory=list[str])
-    moved: set[int] = field(default_factory=set[int])
+    ids: list[Any] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    moved: set[int] = field(default_factory=set)
 
 
 class Facade(NamedTuple):
@@ -151,10 +151,10 @@ class ProcessStatus:
     """
 
     reachable: bool
-    running: Mapping[int, float] = field(default_factory=dict[int, float])
+    running: Mapping[int, float] = field(default_factory=dict)
     stack: str = ""
     note: str = ""
-    methods: Mapping[int, str] = field(default_factory=dict[int, str])
+    methods: Mapping[int, str] = field(default_factory=dict)
     status: str = ""
     gone: bool = False
 

@@ -158,7 +158,7 @@ class InlineRank:
 
     runtime: Any
     lost: Lost | None = None
-    environment: dict[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, str] = field(default_factory=dict)
 
     def end(self, lost: Lost) -> None:
         """Mark the rank as lost, so that further calls are refused."""

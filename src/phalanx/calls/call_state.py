@@ -228,7 +228,7 @@ class _Part:
     """The stream of a rank: references to its items from index ``first`` on. ``end`` is the last dropped reference."""
 
     stream: RankStream
-    refs: deque[Ref] = field(default_factory=deque[Ref])
+    refs: deque[Ref] = field(default_factory=deque)
     first: int = 0
     end: Ref | None = None
     fault: RankFailure | None = None

@@ -132,23 +132,23 @@ class ChannelState:
     by: By = "items"
     reclaim: Callable[[Item], None] = lambda item: None
     clock: Callable[[], float] = lambda: 0.0
-    reasons: Counter[str] = field(default_factory=Counter[str])
+    reasons: Counter[str] = field(default_factory=Counter)
     ended: str | None = None
     closed: bool = False
-    leases: dict[RequestId, list[RowRange]] = field(default_factory=dict[RequestId, list[RowRange]])
-    _waiting: deque[RowRange] = field(default_factory=deque[RowRange])
+    leases: dict[RequestId, list[RowRange]] = field(default_factory=dict)
+    _waiting: deque[RowRange] = field(default_factory=deque)
     _rows: int = 0
     """Rows of the waiting ranges; the next two fields count their bytes, and the ranges without rows."""
     _nbytes: int = 0
     _rowless: int = 0
-    _puts: dict[RequestId, tuple[Item, Done]] = field(default_factory=dict[RequestId, tuple[Item, Done]])
-    _takes: dict[RequestId, Take] = field(default_factory=dict[RequestId, Take])
-    _losses: dict[str, Loss] = field(default_factory=dict[str, Loss])
-    _died: dict[str, str] = field(default_factory=dict[str, str])
-    _left: dict[str, str] = field(default_factory=dict[str, str])
-    _item_counts: Counter[str] = field(default_factory=Counter[str])
-    _row_counts: Counter[str] = field(default_factory=Counter[str])
-    _delivered: Counter[int] = field(default_factory=Counter[int])
+    _puts: dict[RequestId, tuple[Item, Done]] = field(default_factory=dict)
+    _takes: dict[RequestId, Take] = field(default_factory=dict)
+    _losses: dict[str, Loss] = field(default_factory=dict)
+    _died: dict[str, str] = field(default_factory=dict)
+    _left: dict[str, str] = field(default_factory=dict)
+    _item_counts: Counter[str] = field(default_factory=Counter)
+    _row_counts: Counter[str] = field(default_factory=Counter)
+    _delivered: Counter[int] = field(default_factory=Counter)
     """Delivered ranges by second."""
 
     # Requests

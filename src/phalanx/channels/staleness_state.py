@@ -93,7 +93,7 @@ class Item:
     outcome: Outcome = "delivered"
     """Worst outcome of the units that have ended."""
     at: float = 0.0
-    stale: set[int] = field(default_factory=set[int])
+    stale: set[int] = field(default_factory=set)
     """Rows that the staleness found too old."""
 
     @property
@@ -126,16 +126,16 @@ class StalenessState:
     """Version that a sync sends: engines may have it before it is in training."""
     restored: bool = False
     closed: str | None = None
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    lags: Counter[int] = field(default_factory=Counter[int])
+    dropped: Counter[str] = field(default_factory=Counter)
+    lags: Counter[int] = field(default_factory=Counter)
     _submitted: int = 0
     _putting: int = 0
-    _ready: dict[Row, tuple[int, int]] = field(default_factory=dict[Row, tuple[int, int]])
+    _ready: dict[Row, tuple[int, int]] = field(default_factory=dict)
     """Accepted rows with their places in the order of training: (0, n) for rows that were taken, else (1, n)."""
     _places: Iterator[int] = field(default_factory=count)
-    _leases: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    _leases: dict[RequestId, int] = field(default_factory=dict)
     """Running rows of each lease."""
-    _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict[RequestId, tuple[int, Done]])
+    _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict)
     """Waiting requests for leases: rows, and the receiver of the answer."""
 
     # Leases

@@ -69,8 +69,8 @@ class Step:
     serial: int = 0
     at: float = 0.0
     seconds: float = 0.0
-    files: Mapping[str, FileInfo] = field(default_factory=dict[str, FileInfo])
-    parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    files: Mapping[str, FileInfo] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     why: str = ""
 

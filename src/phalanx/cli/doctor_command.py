@@ -123,7 +123,7 @@ class Cluster:
     gpus: float = 0.0
     memory: int = 0
     object_store: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def _probed(probe: Callable[[], Any]) -> Any:

@@ -86,7 +86,7 @@ WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 class Colocation:
     """Several roles in the same process of each rank, as returned by :func:`colocate`."""
 
-    roles: Mapping[str, BoundClass] = field(default_factory=dict[str, BoundClass])
+    roles: Mapping[str, BoundClass] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"px.colocate({dict(self.roles)!r})"

@@ -45,12 +45,12 @@ class WorkerContext(RankConfig):
     """
 
     role: str = ""
-    registered: dict[str, Any] = field(default_factory=dict[str, Any])
+    registered: dict[str, Any] = field(default_factory=dict)
     roles: Siblings = field(default_factory=Siblings)
     in_driver: bool = False
     tell: Callable[[str], None] | None = None
     measure: Callable[[str, str, Mapping[str, float]], None] | None = None
-    shared: dict[str, Any] = field(default_factory=dict[str, Any])
+    shared: dict[str, Any] = field(default_factory=dict)
 
     def places(self) -> dict[str, dict[str, Any]]:
         """Return this rank's coordinates in each registered mesh that exists by now."""

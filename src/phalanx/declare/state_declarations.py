@@ -29,7 +29,7 @@ class StateOf:
     rng: bool = True
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
-    others: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def declared_states(context: WorkerContext) -> dict[str, StateOf]:

@@ -43,11 +43,11 @@ class WeightsDeclared:
     ``torn`` has, by role, the reason why its weights mix versions; ``coming`` the latest version that was begun.
     """
 
-    published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
-    accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict[tuple[str, str], Accepted])
-    versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    torn: dict[str, str] = field(default_factory=dict[str, str])
-    coming: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    published: dict[tuple[str, str], Published] = field(default_factory=dict)
+    accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict)
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+    torn: dict[str, str] = field(default_factory=dict)
+    coming: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:

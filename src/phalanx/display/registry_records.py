@@ -44,12 +44,12 @@ class GroupRecord:
     pool: str
     changed: float
     label: str = ""
-    roles: dict[str, str] = field(default_factory=dict[str, str])
-    methods: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    roles: dict[str, str] = field(default_factory=dict)
+    methods: dict[str, list[str]] = field(default_factory=dict)
     detached: bool = False
     cause: str | None = None
     ranks: tuple[RankRecord, ...] = ()
-    weights: dict[str, str] = field(default_factory=dict[str, str])
+    weights: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

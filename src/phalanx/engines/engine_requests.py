@@ -60,10 +60,10 @@ class Answer:
     key: int
     sample: int
     seed: int
-    tokens: list[int] = field(default_factory=list[int])
-    log_probs: list[float] = field(default_factory=list[float])
-    top: list[dict[int, float]] = field(default_factory=list[dict[int, float]])
-    versions: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top: list[dict[int, float]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     text: str | None = None
     error: str | None = None
@@ -156,7 +156,7 @@ class Row:
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
-    answers: list[Answer] = field(default_factory=list[Answer])
+    answers: list[Answer] = field(default_factory=list)
     report: Callable[[Any], None] = lambda _: None
     streams: bool = False
 

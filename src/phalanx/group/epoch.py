@@ -20,7 +20,7 @@ class GroupHandle:
     methods: dict[str, dict[str, MethodSpec]]
     callables: dict[str, frozenset[str]]
     classes: dict[str, str]
-    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    meshes: dict[str, Mesh] = field(default_factory=dict)
     call_timeout: float | None = None
     stall_report_after: float | None = None
     pool: str = ""
@@ -51,8 +51,8 @@ class Epoch:
     endpoints: tuple[Endpoint, ...] = ()
     joining: bool = False
     stay: Sequence[Endpoint | None] = ()
-    stopped: set[int] = field(default_factory=set[int])
-    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    stopped: set[int] = field(default_factory=set)
+    meshes: dict[str, Mesh] = field(default_factory=dict)
     everyone: tuple[int, ...] = field(init=False)
     nodes: tuple[str, ...] = field(init=False)
 

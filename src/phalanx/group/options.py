@@ -19,12 +19,12 @@ class GroupOptions:
     """Options of ``px.WorkerGroup``; see there."""
 
     name: str | None = None
-    meshes: Mapping[str, Mesh] = field(default_factory=dict[str, Mesh])
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    meshes: Mapping[str, Mesh] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] | None = None
     num_cpus: float | None = None
     memory: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    resources: Mapping[str, float] = field(default_factory=dict)
     start_timeout: float = 300.0
     call_timeout: float | None = None
     stall_report_after: float | None = None

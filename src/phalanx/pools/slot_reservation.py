@@ -52,8 +52,8 @@ class SlotReservation:
     reservation: Reservation = field(default_factory=lambda: Reservation(None))
     reservation_name: str = ""
     groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
-    facts: dict[Slot, SlotInfo] = field(default_factory=dict[Slot, SlotInfo], init=False)
-    accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
+    facts: dict[Slot, SlotInfo] = field(default_factory=dict, init=False)
+    accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict, init=False)
     lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     open: bool = field(default=True, init=False)
     held: bool = field(default=True, init=False)

@@ -140,7 +140,7 @@ class Span:
     ended: int | None = None
     track: TrackKey | None = None
     call: int | None = None
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 

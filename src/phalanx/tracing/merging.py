@@ -30,9 +30,9 @@ class TracedEpoch:
 
     group: str
     epoch: int
-    tracks: list[Track] = field(default_factory=list[Track])
-    logs: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
-    notes: list[str] = field(default_factory=list[str])
+    tracks: list[Track] = field(default_factory=list)
+    logs: dict[TrackKey, SpanLog] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     read: Callable[[int, int], bytes] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

@@ -28,7 +28,7 @@ class Slice:
     call: int | None = None
     open: bool = False
     error: str | None = None
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict)
     lane: int = 0
     depth: int = 0
 

@@ -245,9 +245,9 @@ class SpanLog:
     the file reached its size limit.
     """
 
-    parts: dict[int, RankSpan] = field(default_factory=dict[int, RankSpan])
-    spans: list[Span] = field(default_factory=list[Span])
-    counts: list[tuple[str, int, dict[str, float]]] = field(default_factory=list[Any])
+    parts: dict[int, RankSpan] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    counts: list[tuple[str, int, dict[str, float]]] = field(default_factory=list)
     full: bool = False
 
 

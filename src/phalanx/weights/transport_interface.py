@@ -65,7 +65,7 @@ class ConnectRequest:
     side: Side = "source"
     key: Key = "", ""
     ranks: tuple[int, ...] = ()
-    addresses: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    addresses: Mapping[int, Any] = field(default_factory=dict)
 
     def part(self, transport: str) -> Plan:
         """Return the part of the plan that a transport sends."""

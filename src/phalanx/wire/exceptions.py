@@ -72,7 +72,7 @@ class Parts:
 
     cls: type[BaseException]
     args: tuple[Any, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict)
     cause: BaseException | None = None
     whole: PhalanxError | None = None
 

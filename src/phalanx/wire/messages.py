@@ -236,21 +236,21 @@ class RankConfig:
     local_world_size: int = 1
     group: str = ""
     epoch: int = 0
-    environment: dict[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, str] = field(default_factory=dict)
     host: str = ""
     node_id: str = ""
     accelerator_ids: tuple[str, ...] = ()
     device_type: str = "cpu"
     local_device: int = 0
-    meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
+    meshes: dict[str, Mesh] = field(default_factory=dict)
     asynchronous: bool = False
     files: str = ""
     label: str = ""
     trace: str = ""
     serves: bool = False
     rejoining: bool = False
-    had_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    published_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    had_weights: dict[tuple[str, str], int] = field(default_factory=dict)
+    published_weights: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def pack(self, body: bytes | None) -> bytes:
         """Pack with ``body``, the encoded ``{role: (class, args, kwargs)}``, or None if the last reference holds it."""

@@ -41,15 +41,15 @@ class ProfileOrder:
     calls: int
     role: str = ""
     tool: str = "torch"
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class ProfileReport:
     """Result of a rank: names of the profiled and failed calls, and the trace, if any, as gzip of Chrome's JSON."""
 
-    calls: list[str] = field(default_factory=list[str])
-    failed: list[str] = field(default_factory=list[str])
+    calls: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     trace: bytes | None = None
     note: str = ""
 

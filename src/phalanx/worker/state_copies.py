@@ -25,8 +25,8 @@ class StateCopy:
     A copy that is sent to a holder lacks the data that the holder has.
     """
 
-    leaves: dict[Place, SavedLeaf] = field(default_factory=dict[Place, SavedLeaf])
-    data: dict[Place, torch.Tensor | bytes] = field(default_factory=dict[Place, torch.Tensor | bytes])
+    leaves: dict[Place, SavedLeaf] = field(default_factory=dict)
+    data: dict[Place, torch.Tensor | bytes] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
