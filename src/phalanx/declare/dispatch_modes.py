@@ -115,26 +115,18 @@ class Dispatch(metaclass=_DispatchNames):
     and ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. :func:`phalanx.data.register_dispatch_mode` adds names.
     """
 
-    ONE_TO_ALL: DispatchMode[Listed] = DispatchMode("same", "list", "ONE_TO_ALL")
-    ALL_TO_ALL: DispatchMode[Listed] = DispatchMode("lists", "list", "ALL_TO_ALL")
-    ROWS: DispatchMode[Whole] = DispatchMode("rows", "join", "ROWS")
-    RANK_ZERO: DispatchMode[Single] = DispatchMode("rank zero", "first", "RANK_ZERO")
-    DP_COMPUTE: DispatchMode[Listed] = DispatchMode("lists", "list", "DP_COMPUTE")
-    DP_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode("rows", "join", "DP_COMPUTE_PROTO")
-    DP_COMPUTE_METRIC: DispatchMode[Listed] = DispatchMode("rows", "list", "DP_COMPUTE_METRIC")
-    DP_COMPUTE_PROTO_WITH_FUNC: DispatchMode[Whole] = DispatchMode(
-        "rows", "join", "DP_COMPUTE_PROTO_WITH_FUNC"
-    )
-    MEGATRON_COMPUTE: DispatchMode[Listed] = DispatchMode("lists", "list", "MEGATRON_COMPUTE", "default")
-    MEGATRON_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode(
-        "rows", "join", "MEGATRON_COMPUTE_PROTO", "default"
-    )
-    MEGATRON_PP_AS_DP: DispatchMode[Listed] = DispatchMode(
-        "lists", "list", "MEGATRON_PP_AS_DP", "default", pp_as_dp=True
-    )
-    MEGATRON_PP_AS_DP_PROTO: DispatchMode[Whole] = DispatchMode(
-        "rows", "join", "MEGATRON_PP_AS_DP_PROTO", "default", pp_as_dp=True
-    )
+    ONE_TO_ALL = DispatchMode[Listed]("same", "list", "ONE_TO_ALL")
+    ALL_TO_ALL = DispatchMode[Listed]("lists", "list", "ALL_TO_ALL")
+    ROWS = DispatchMode[Whole]("rows", "join", "ROWS")
+    RANK_ZERO = DispatchMode[Single]("rank zero", "first", "RANK_ZERO")
+    DP_COMPUTE = replace(ALL_TO_ALL, name="DP_COMPUTE")
+    DP_COMPUTE_PROTO = replace(ROWS, name="DP_COMPUTE_PROTO")
+    DP_COMPUTE_METRIC = DispatchMode[Listed]("rows", "list", "DP_COMPUTE_METRIC")
+    DP_COMPUTE_PROTO_WITH_FUNC = replace(ROWS, name="DP_COMPUTE_PROTO_WITH_FUNC")
+    MEGATRON_COMPUTE = replace(ALL_TO_ALL, name="MEGATRON_COMPUTE", mesh="default")
+    MEGATRON_COMPUTE_PROTO = replace(ROWS, name="MEGATRON_COMPUTE_PROTO", mesh="default")
+    MEGATRON_PP_AS_DP = replace(MEGATRON_COMPUTE, name="MEGATRON_PP_AS_DP", pp_as_dp=True)
+    MEGATRON_PP_AS_DP_PROTO = replace(MEGATRON_COMPUTE_PROTO, name="MEGATRON_PP_AS_DP_PROTO", pp_as_dp=True)
 
     @staticmethod
     def mesh(
