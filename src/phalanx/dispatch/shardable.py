@@ -133,10 +133,6 @@ def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     )
 
 
-def _array_count(array: np.ndarray[Any, Any]) -> int | None:
-    return array.shape[0] if array.ndim else None
-
-
 def _array_concat(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
         return np.ma.concatenate(arrays)
@@ -191,32 +187,20 @@ def _arrow_take(table: Any, indices: Sequence[int]) -> Any:
     return table.take(pyarrow.array(indices, type=pyarrow.int64()))
 
 
-def _tensor_dict_count(value: Any) -> int | None:
-    return int(value.batch_size[0]) if len(value.batch_size) else None
-
-
 def _tensor_dict_take(value: Any, indices: Sequence[int]) -> Any:
     return _locked_like(value, value[torch.as_tensor(list(indices), dtype=torch.long, device=value.device)])
-
-
-def _tensor_dict_slice(value: Any, start: int, stop: int) -> Any:
-    return _locked_like(value, value[start:stop])
-
-
-def _tensor_dict_concat(values: list[Any]) -> Any:
-    return _locked_like(values[0], torch.cat(values))
 
 
 def _locked_like(source: Any, made: Any) -> Any:
     return made.lock_() if source.is_locked else made
 
 
-def _slice(value: Any, start: int, stop: int) -> Any:
-    return value[start:stop]
-
-
 _TENSOR_DICT = RowOps(
-    "TensorDict", _tensor_dict_count, _tensor_dict_slice, _tensor_dict_concat, _tensor_dict_take
+    "TensorDict",
+    lambda value: int(value.batch_size[0]) if len(value.batch_size) else None,
+    lambda value, start, stop: _locked_like(value, value[start:stop]),
+    lambda values: _locked_like(values[0], torch.cat(values)),
+    _tensor_dict_take,
 )
 _ARROW = RowOps(
     "Arrow table",
@@ -226,7 +210,13 @@ _ARROW = RowOps(
     _arrow_take,
 )
 _TENSOR = RowOps("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
-_ARRAY = RowOps("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
+_ARRAY = RowOps(
+    "array",
+    lambda array: array.shape[0] if array.ndim else None,
+    lambda array, start, stop: array[start:stop],
+    _array_concat,
+    lambda array, indices: array[list(indices)],
+)
 _LIST = RowOps("list", list.__len__, _list_slice, _list_concat, _list_take)
 
 _BY_TYPE: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
