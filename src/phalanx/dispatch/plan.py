@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -94,7 +94,7 @@ class CallPlan:
     kwargs: Mapping[str, Same | Each]
     gather: GatherPlan
     rows: Sequence[int] | None = None
-    shared: tuple[Any, ...] = field(default=())
+    shared: tuple[Any, ...] = ()
     pieces: Sequence[int] | None = None
 
     def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

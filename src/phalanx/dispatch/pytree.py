@@ -69,33 +69,36 @@ def node_of(value: Any) -> Node | None:
     return None
 
 
+@dataclass(eq=False)
 class Build:
-    """Function that builds a structure like a given structure, from other leaves in the same order."""
+    """Function that builds a structure like a given structure, from other leaves in the same order.
 
-    def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
-        self._node = node
-        self._parts = parts  # number of leaves and builder of each child
+    ``parts`` are the number of leaves and the builder of each child.
+    """
+
+    node: Node
+    parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]
 
     def __call__(self, values: Iterator[Any]) -> Any:
-        return self._node.rebuild([build(values) for _, build in self._parts])
+        return self.node.rebuild([build(values) for _, build in self.parts])
 
     def every(self, columns: Sequence[Sequence[Any]], count: int) -> list[Any]:
         """Return ``count`` structures from ``columns``, the values of each leaf. Fast for plain dicts and tuples."""
-        if not self._parts:
-            return [self._node.rebuild(()) for _ in range(count)]
+        if not self.parts:
+            return [self.node.rebuild(()) for _ in range(count)]
         children: list[Sequence[Any]] = []
         at = 0
-        for leaves, build in self._parts:
+        for leaves, build in self.parts:
             part = columns[at : at + leaves]
             children.append(build.every(part, count) if isinstance(build, Build) else part[0])
             at += leaves
         rows = zip(*children, strict=True)
-        if self._node.kind is tuple:
+        if self.node.kind is tuple:
             return list(rows)
-        if self._node.kind is dict:
-            keys = self._node.keys
+        if self.node.kind is dict:
+            keys = self.node.keys
             return [dict(zip(keys, row, strict=True)) for row in rows]
-        return [self._node.rebuild(row) for row in rows]
+        return [self.node.rebuild(row) for row in rows]
 
 
 def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
