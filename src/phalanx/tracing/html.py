@@ -75,7 +75,7 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
 
 
 def _asset(name: str) -> str:
-    return files("phalanx.tracing").joinpath("page").joinpath(name).read_text(encoding="utf-8")
+    return (files("phalanx.tracing") / "page" / name).read_text(encoding="utf-8")
 
 
 def _tiles(trace: Trace) -> str:
