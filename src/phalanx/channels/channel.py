@@ -24,7 +24,7 @@ from phalanx.wire.value import Value, checked_number, checked_timeout
 
 E = TypeVar("E", bound=ChannelError)
 _Order = Callable[[Batch], None]
-_ERRORS: dict[str, tuple[type[ChannelError], str]] = {
+_ERRORS = {
     "full": (
         ChannelFull,
         "no room for the item in time: at most {limit} may wait; take faster, pass put() a longer timeout=, or create "

@@ -220,7 +220,7 @@ _ARRAY = RowOps(
 _LIST = RowOps("list", list.__len__, _list_slice, _list_concat, _list_take)
 
 _BY_TYPE: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
-_BY_NAME: dict[str, RowOps] = {
+_BY_NAME = {
     "torch.Tensor": _TENSOR,
     "tensordict.base.TensorDictBase": _TENSOR_DICT,
     "pyarrow.lib.Table": _ARROW,
