@@ -43,7 +43,7 @@ def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored()
 
     def note(notice: px.PreemptionNotice) -> None:
         seen.append(notice)
-        raise RuntimeError("of the user")
+        raise SystemExit("of the user")
 
     with (
         scripted(lambda what, number: "fine") as transport,

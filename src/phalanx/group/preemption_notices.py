@@ -104,7 +104,7 @@ def turn() -> float | None:
             try:
                 if group.options.on_notice is not None:
                     group.options.on_notice(notice)
-            except Exception:
+            except BaseException:  # SystemExit would end the thread, and with it all notices
                 _log.exception("on_notice of group %r raised, and the group continues", group.name)
     return LOOK_EVERY_S if any(not backend.immediate for backend in draining) else None
 
