@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from phalanx.backends.backend_types import Reservation, ReserveRequest, SpawnRequest
+from phalanx.backends.backend_types import ReserveRequest, SpawnRequest
 from phalanx.backends.ray import backend, placement_groups, private
 from phalanx.backends.ray.cluster import Connection
 from phalanx.backends.ray.node_agents import NodeAgents
@@ -80,44 +80,14 @@ def test_a_rank_can_be_watched_while_another_thread_releases_ranks() -> None:
     assert len(agents._watched) == 3
 
 
-class Groups:
-    """The placement groups of a cluster; those in ``late`` wait for resources."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, str] = {}
-        self.late: set[str] = set()
-
-    def create(self, bundles: Any, *, name: str, **_: Any) -> Any:
-        key = f"{len(self.states)}"
-        self.states[key] = "PENDING" if name in self.late else "CREATED"
-        return SimpleNamespace(id=SimpleNamespace(hex=lambda: key))
-
-    def table(self, group: Any) -> dict[str, Any]:
-        return {"state": self.states[group.id.hex()]}
-
-
-def test_a_repair_also_reports_blocks_that_an_earlier_failed_repair_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    groups = Groups()
-    monkeypatch.setattr(private, "placement_group", groups.create)
-    monkeypatch.setattr(private, "placement_group_table", groups.table)
-    monkeypatch.setattr(private, "draining_nodes", dict)
-    monkeypatch.setattr(placement_groups, "nodes", lambda: [NodeCapacity("a", "a", {"CPU": 4.0}, {})])
-    monkeypatch.setattr(placement_groups, "holders", list)
-    monkeypatch.setattr(placement_groups, "release", lambda keys: None)
-    request = ReserveRequest("pool", (1, 1, 1), {"CPU": 1.0})
-    made = [groups.create([], name=f"pool-{index}") for index in range(3)]
-    held = Reservation(request, made, [group.id.hex() for group in made])
-    groups.states.update({"0": "RESCHEDULING", "1": "RESCHEDULING"})
-    groups.late = {"pool-1"}
-
-    with pytest.raises(PlacementError, match="could not be placed"):
-        placement_groups.repair(held, timeout=0.0)
-    groups.late.clear()
-
-    assert placement_groups.repair(held, timeout=0.0) == {0, 1}
-    assert placement_groups.repair(held, timeout=0.0) == frozenset()
+def test_slots_that_fit_on_a_draining_node_only_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "draining_nodes", lambda: {"a": 0})
+    monkeypatch.setattr(private, "placement_group_table", dict)
+    monkeypatch.setattr(
+        placement_groups, "nodes", lambda: [NodeCapacity("a", "a", {"CPU": 4.0}, {"CPU": 4.0})]
+    )
+    with pytest.raises(PlacementError, match=r"can never be placed(.|\n)*no living node"):
+        placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0))
 
 
 @pytest.mark.parametrize("gone", [{"state": "REMOVED"}, RuntimeError("Ray has not been started yet")])
@@ -125,7 +95,7 @@ def test_losing_slots_during_a_reservation_is_a_placement_error(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
     tables = Mock(side_effect=[{"state": "PENDING"}, gone])
-    monkeypatch.setattr(private, "placement_group", Groups().create)
+    monkeypatch.setattr(private, "placement_group", Mock())
     monkeypatch.setattr(private, "placement_group_table", tables)
     monkeypatch.setattr(placement_groups, "release", lambda keys: None)
     with pytest.raises(PlacementError, match=r"pool: px\.shutdown\(\).*in another thread"):

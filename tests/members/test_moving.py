@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 
 import phalanx as px
-from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
+from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, ReserveRequest, SpawnRequest
 from phalanx.group.preemption_notices import look_once
 from phalanx.session.session import session
 from phalanx.testing import faults
@@ -27,21 +28,24 @@ class Nodes(ScriptedBackend):
         super().__init__(lambda what, number: "fine")
         self.homes = {0: "a", 1: "b"}
         self.room = 1.0
+        self.extras: list[str] = []  # nodes of the resources that were reserved in addition to slots
 
     def nodes(self) -> list[NodeCapacity]:
         return [
-            NodeCapacity(name, name, {"CPU": 1.0}, {"CPU": free})
+            NodeCapacity(name, name, {"CPU": 1.0, "GPU": 1.0}, {"CPU": free, "GPU": 1.0})
             for name, free in (("a", 0.0), ("c", self.room))
         ]
+
+    def reserve(self, request: ReserveRequest) -> Reservation:
+        self.extras += request.on_nodes
+        return super().reserve(request)
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         return [self.homes[slot.block] for slot in slots]
 
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+    def repair(self, reservation: Reservation, blocks: Collection[int], timeout: float) -> None:
         going = {node.node_id for node in self.going}
-        moved = {block for block, node in self.homes.items() if node in going}
-        self.homes.update(dict.fromkeys(moved, "c"))
-        return frozenset(moved)
+        self.homes.update((block, "c") for block in blocks if self.homes[block] in going)
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         made = super().spawn(request)
@@ -82,7 +86,7 @@ def drain(group: px.WorkerGroup, *names: str) -> None:
 def test_ranks_move_with_their_state_at_each_notice_and_the_others_keep_their_processes(
     nodes: Nodes, four: px.ResourcePool
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
+    group = px.WorkerGroup(four, Ledger, num_cpus=0.1, on_failure=px.ReplacePolicy(max_failures=0))
     group.add(1)
     before = group.core.endpoints
     drain(group, "b")
@@ -90,6 +94,7 @@ def test_ranks_move_with_their_state_at_each_notice_and_the_others_keep_their_pr
     assert group.add(2) == [[1, 2]] * 4
 
     assert group.core.epoch.nodes == ("a", "a", "c", "c")
+    assert nodes.extras == ["a", "a", "b", "b", "c", "c"]
     stayed = [one is other for one, other in zip(before, group.core.endpoints, strict=True)]
     assert stayed == [True, True, False, False]
     assert len(nodes.dead_of(before[2:])) == len(before[2:])
@@ -127,20 +132,42 @@ def test_stateless_ranks_move_and_ranks_whose_state_cannot_be_copied_stay(
 def test_ranks_stay_with_one_warning_until_another_node_has_room(
     nodes: Nodes, four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
-    nodes.room = 0.0
+    group = px.WorkerGroup(four[1:3], Ledger, num_cpus=0.4, on_failure=px.ReplacePolicy())
     drain(group, "b")
 
     with caplog.at_level(logging.WARNING, "phalanx"):
-        for number in range(3):
+        for number, nodes.room in enumerate((0.0, 0.41, 0.81)):  # for no slot, for one, for almost two
             group.add(number)
             nodes.clock.advance(2.0)
-    assert (group.epoch, group.core.epoch.nodes) == (0, ("a", "a", "b", "b"))
+    assert (group.epoch, group.core.epoch.nodes) == (0, ("a", "b"))
     assert caplog.text.count("no other node has capacity") == 1
 
-    nodes.room = 1.0
-    assert group.add(3) == [[0, 1, 2, 3]] * 4
-    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
+    nodes.room = 0.82  # a block moves as a whole
+    assert group.add(3) == [[0, 1, 2, 3]] * 2
+    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "c"))
+
+
+def test_a_change_moves_the_slots_of_its_group_only_and_needs_no_notice(
+    nodes: Nodes, four: px.ResourcePool
+) -> None:
+    first, second = px.WorkerGroup(four[:2], Ledger), px.WorkerGroup(four[1:], Ledger)
+    nodes.going = [DrainingNode("b", 100.0, "preempted")]
+
+    first.restart()
+    assert nodes.homes == {0: "a", 1: "b"}
+    assert px.replace_ranks(second, 0, state="none") == (0, 1, 2)
+    assert nodes.homes == {0: "a", 1: "c"}
+
+
+def test_ranks_use_the_accelerators_of_the_node_on_which_the_backend_placed_a_lost_slot(nodes: Nodes) -> None:
+    with px.ResourcePool([1], use_gpu=True, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Stateless)
+        (holding,) = pool.holdings.values()
+        nodes.homes[0], holding.reservation.ids[0] = "c", [("7",)]
+        group.restart()
+
+        assert "GPU 7" in str(pool.explain())
+        assert group.run(lambda worker: os.environ["CUDA_VISIBLE_DEVICES"]) == ["7"]
 
 
 def test_a_group_with_all_ranks_on_draining_nodes_stays_with_a_warning(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -57,14 +57,12 @@ class ReserveRequest:
 class Reservation:
     """Reserved slots: ``ids`` are the backend's objects of the blocks, ``keys`` identify the blocks to other drivers.
 
-    ``request`` is None for slots that another program reserved, which cannot be repaired. ``moved`` are the blocks that
-    the current repair, or an earlier failed repair, reserved again.
+    ``request`` is None for slots that another program reserved, which cannot be repaired.
     """
 
     request: ReserveRequest | None
     ids: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    moved: set[int] = field(default_factory=set)
 
 
 class Facade(NamedTuple):
@@ -272,13 +270,12 @@ class Backend(Protocol):
         """
         ...
 
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Reserve again the blocks whose node was lost; return the blocks that moved, also in earlier, failed repairs.
+    def repair(self, reservation: Reservation, blocks: Collection[int], timeout: float) -> None:
+        """Reserve again those ``blocks`` whose node was lost or is drained.
 
         Raises:
             PlacementError: if the blocks do not fit within ``timeout`` seconds.
         """
-        return frozenset()
 
     def release(self, keys: Sequence[str]) -> None:
         """Free the slots of these keys, including keys of drivers that have ended. Ends their processes. Idempotent."""

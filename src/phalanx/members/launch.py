@@ -15,7 +15,6 @@ from phalanx.calls.compose import encode_body
 from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
 from phalanx.group.group import Group
-from phalanx.group.options import GroupOptions
 from phalanx.members.meshes import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
@@ -76,7 +75,7 @@ def launch(
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in kept]
     slots = {rank: (places or pool.slots)[rank] for rank in new}
-    extras = {} if places else _reserve_extras(pool, list(slots.values()), name, core.options)
+    extras = _reserve_extras(core, pool, [slot for slot in slots.values() if slot not in core.extras], name)
     endpoints: list[Endpoint] = []
     try:
         request = _request(core, pool, slots, kept)
@@ -107,26 +106,21 @@ def launch(
     return Launched(ordered, results, extras, configs)
 
 
-def _reserve_extras(
-    pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
-) -> dict[Slot, str]:
+def _reserve_extras(core: Group, pool: ResourcePool, slots: Sequence[Slot], name: str) -> dict[Slot, str]:
     """Reserve the CPUs, memory and custom resources that the group needs in addition to its slots, on their nodes."""
-    bundle = options.extras()
+    options, bundle = core.options, core.options.extras()
     if not bundle:
         return {}
-    backend = pool.backend_api
-    reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
-    nodes = backend.nodes_of(slots, reservations)
     prefix = next(iter(pool.holdings.values())).reservation_name
     request = ReserveRequest(
         name=session.unused(f"{prefix}-{name}-extras"),
-        blocks=(1,) * len(nodes),
+        blocks=(1,) * len(slots),
         bundle=bundle,
         detached=options.detached,
         timeout=options.start_timeout,
-        on_nodes=tuple(nodes),
+        on_nodes=tuple(pool.nodes_of(slots)),
     )
-    return dict(zip(slots, backend.reserve(request).keys, strict=True))
+    return dict(zip(slots, pool.backend_api.reserve(request).keys, strict=True))
 
 
 def _request(

@@ -121,7 +121,7 @@ def restart(core: Group) -> None:
         core.snapshot = None  # it is lost with the processes that hold it
         with new_ranks(core, "be restarted", lambda: _abandon(core)):
             end(core, left, _patience(core) if was_ready else 0.0)
-            core.pool.repair(core.options.start_timeout)
+            core.pool.first(core.world_size).repair(core.options.start_timeout)
             start(core)
 
 

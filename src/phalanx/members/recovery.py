@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Sequence
 
 from phalanx.calls.in_flight import calls_of, make_room
@@ -21,7 +20,6 @@ from phalanx.group.preemption_notices import look_once
 from phalanx.members.processes import restart
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks, settle
 from phalanx.members.snapshots import in_one_order, take_together
-from phalanx.pools.pool import ResourcePool
 from phalanx.topology.placement import check_feasible
 from phalanx.worker import handlers
 
@@ -145,7 +143,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     if len(ranks) == core.world_size:
         why = "these are all its ranks, so none could keep their state; call px.save before the deadline"
         return why, False
-    if not _has_room_elsewhere(core.pool):
+    if not _has_room_elsewhere(core):
         return "no other node has capacity for their slots", True
     calls = [call for call in calls_of(core) if not call.all_ended()]
     # A stream may need the driver to continue; an asynchronous rank begins calls in any order.
@@ -165,20 +163,21 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     return "", False
 
 
-def _has_room_elsewhere(pool: ResourcePool) -> bool:
-    """Return whether the other nodes now have capacity for the blocks of the pool on draining nodes.
+def _has_room_elsewhere(core: Group) -> bool:
+    """Return whether the other nodes now have capacity for the blocks of the group's ranks on draining nodes.
 
     The blocks of each reservation are checked alone: two reservations may count the same capacity.
     """
-    backend = pool.backend_api
+    backend, ground = core.backend, core.pool.first(core.world_size)
     going = {node.node_id for node in backend.draining_nodes()}
-    reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
-    nodes = zip(pool.slots, backend.nodes_of(pool.slots, reservations), strict=True)
-    lost = Counter((slot.pool, slot.block) for slot, node in nodes if node in going)
+    nodes = zip(ground.slots, ground.nodes_of(ground.slots), strict=True)
+    lost = {(slot.pool, slot.block) for slot, node in nodes if node in going}
     others = [node for node in backend.nodes() if node.node_id not in going]
-    for name, holding in pool.holdings.items():
-        sizes = [size for (of, _), size in lost.items() if of == name]
-        if sizes and not check_feasible(others, sizes, holding.bundle).fits_now:
+    extras = core.options.extras()
+    for name, held in ground.holdings.items():
+        sizes = [held.blocks[block] for of, block in lost if of == name]  # complete blocks move
+        each = {key: held.bundle.get(key, 0.0) + extras.get(key, 0.0) for key in {*held.bundle, *extras}}
+        if not check_feasible(others, sizes, each).fits_now:
             return False
     return True
 

@@ -16,6 +16,7 @@ from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State, first_line
+from phalanx.group.preemption_notices import look_once
 from phalanx.members.launch import launch
 from phalanx.members.processes import construct, constructors, end, new_ranks, open_for_calls, stop
 from phalanx.members.snapshots import lost_copies, take_together
@@ -64,6 +65,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         GroupBroken: if no rank has a copy of the state of a lost rank; the group is unchanged.
         Errors of the constructors and of ``rejoin()``: if one of them fails.
     """
+    look_once(core)
     going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
     gone = tuple(sorted({*ranks, *going}))
     if len(gone) == core.world_size and (state != "none" or not core.endpoints):
@@ -126,11 +128,16 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
     """Start processes for the ``gone`` ranks of the epoch ``left``, while the other ranks run ``rejoin()``."""
     members = left.endpoints[: left.size]
     stop(core, [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :]))
-    core.pool.repair(core.options.start_timeout)
+    ground = core.pool.first(left.size)
+    ground.repair(core.options.start_timeout)
     staying = {rank: endpoint for rank, endpoint in enumerate(members) if rank not in gone}
+    places = [endpoint.slot for endpoint in members]
+    nodes = zip(places, left.nodes, ground.nodes_of(places), strict=False)
+    moved = [slot for slot, before, now in nodes if before != now and slot in core.extras]
+    core.backend.release([*map(core.extras.pop, moved)])
     with constructors(core) as call:
-        ground, places = core.pool.first(left.size), [endpoint.slot for endpoint in members]
         launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
+        core.extras |= launched.extras
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         environment = launched.setups[0].environment
@@ -147,8 +154,7 @@ def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
         rank: _run(core, [snapshot.holders[rank]], handlers.give_copy, rank, snapshot.number) for rank in new
     }
     everyone = range(core.world_size)
-    each = [copies.get(rank) for rank in everyone]
-    _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=each)
+    _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=[*map(copies.get, everyone)])
 
 
 def _copy_from_peer(core: Group, new: Collection[int]) -> None:

@@ -178,6 +178,7 @@ class ResourcePool:
         devices whichever group is started first.
         """
         self._check_open()
+        self._forget_moved()
         for name, holding in self.holdings.items():
             with holding.lock:
                 unknown = [s for s in self._view.slots if s.pool == name and s not in holding.accelerators]
@@ -185,6 +186,14 @@ class ResourcePool:
                     ids = holding.backend.probe(unknown, {name: holding.reservation}, holding.bundle)
                     holding.accelerators.update(zip(unknown, ids, strict=True))
         self._sort()
+
+    def _forget_moved(self) -> None:
+        """Forget the facts about slots that are on another node now."""
+        for slot, node in zip(self.slots, self.nodes_of(self.slots), strict=True):
+            holding = self.holdings[slot.pool]
+            if slot in holding.facts and holding.facts[slot].node_id != node:
+                del holding.facts[slot]
+                holding.accelerators.pop(slot, None)
 
     def _sort(self) -> None:
         """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
@@ -198,29 +207,33 @@ class ResourcePool:
         for slot, fact in facts.items():
             holding = self.holdings[slot.pool]
             holding.facts[slot] = fact
-            if holding.resource is not None:
-                holding.accelerators.setdefault(slot, fact.accelerator_ids)
+            # A process may see only one of several. A slot of a lost node may have others now.
+            if holding.resource and len(fact.accelerator_ids) >= len(holding.accelerators.get(slot, ())):
+                holding.accelerators[slot] = fact.accelerator_ids
         self._sort()
         return self._view.slots
 
     def repair(self, timeout: float) -> None:
-        """Reserve the slots of lost nodes again; stored facts about them are forgotten.
+        """Reserve its slots on lost or draining nodes again; stored facts about them are forgotten.
 
         Raises:
             PlacementError: if there is no capacity for them.
         """
         self._check_open()
-        for holding in self.holdings.values():
+        for name, holding in self.holdings.items():
+            blocks = {slot.block for slot in self._view.slots if slot.pool == name}
             with holding.lock:
-                moved = holding.backend.repair(holding.reservation, timeout)
-                for known in (holding.facts, holding.accelerators):
-                    for slot in [slot for slot in known if slot.block in moved]:
-                        del known[slot]
+                holding.backend.repair(holding.reservation, blocks, timeout)
+        self._forget_moved()
+
+    def nodes_of(self, slots: Sequence[Slot]) -> list[str]:
+        """Return the node id of each of these slots of the pool."""
+        reservations = {name: holding.reservation for name, holding in self.holdings.items()}
+        return self.backend_api.nodes_of(slots, reservations)
 
     def explain(self) -> Table:
         """Return a table of the slots with their nodes and groups."""
-        reservations = {name: holding.reservation for name, holding in self.holdings.items()}
-        nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
+        nodes = () if self.closed else self.nodes_of(self.slots)
         rows: list[tuple[Any, ...]] = []
         for rank, slot in enumerate(self.slots):
             holding = self.holdings[slot.pool]
@@ -230,18 +243,8 @@ class ResourcePool:
             where = (known.host if known else None, node, holding.accelerator_text(slot))
             used = f"{len(groups)} of {holding.max_colocate_count}"
             rows.append((rank, slot.pool, slot.block, self.local_ranks[rank], *where, used, groups))
-        columns = (
-            "rank",
-            "pool",
-            "block",
-            "local rank",
-            "host",
-            "node",
-            "accelerator",
-            "shares used",
-            "groups",
-        )
-        return Table(f"pool {self.name}: {self.world_size} slots", columns, tuple(rows))
+        head = ("rank", "pool", "block", "local rank", "host", "node", "accelerator", "shares used", "groups")
+        return Table(f"pool {self.name}: {self.world_size} slots", head, tuple(rows))
 
     def close(self) -> None:
         """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 from weakref import WeakKeyDictionary
@@ -67,10 +67,10 @@ class ScriptedBackend(InlineBackend):
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
         return self.going
 
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+    def repair(self, reservation: Reservation, blocks: Collection[int], timeout: float) -> None:
         if self._next("reserve") == "refuse":
             raise PlacementError("the script says that there is no room")
-        return super().repair(reservation, timeout)
+        super().repair(reservation, blocks, timeout)
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         if self._next("spawn") == "refuse":

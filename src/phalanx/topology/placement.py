@@ -146,11 +146,11 @@ class _Request:
 
     def advice(self) -> list[str]:
         if not self.nodes:
-            return ["the cluster has no living node: check `ray status`, or start one with px.init()"]
+            return ["no living node may take them, drained nodes aside: see `ray status`, or add a node"]
         missing = [
             name
-            for name in self.resources
-            if self.resources[name] > 0 and not any(node.total.get(name, 0) > 0 for node in self.nodes)
+            for name, amount in self.resources.items()
+            if amount > 0 and not any(node.total.get(name, 0) > 0 for node in self.nodes)
         ]
         if missing:
             return [self._missing(name) for name in missing]
@@ -218,11 +218,11 @@ class _Request:
 
     def _short(self) -> str:
         most = {name: max(node.total.get(name, 0) for node in self.nodes) for name in self.resources}
-        short = [name for name, amount in self.resources.items() if _units(most[name]) < _units(amount)]
         lacks = [
-            f"a slot wants {name} {amount_text(name, self.resources[name])}, the most on a node is "
+            f"a slot wants {name} {amount_text(name, amount)}, the most on a node is "
             f"{amount_text(name, most[name])}"
-            for name in short
+            for name, amount in self.resources.items()
+            if _units(most[name]) < _units(amount)
         ]
         return (
             f"{'; '.join(lacks) or 'no node has all that a slot wants'}. Ask for less per slot, or add a node"

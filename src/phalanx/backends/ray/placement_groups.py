@@ -8,6 +8,7 @@ a crash. A signal to a rank alone is a failure of that rank, because Ray itself 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +25,7 @@ from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.display.text_format import first_of
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.placement import Holder, NodeCapacity, amounts_text, check_feasible, placement_table
 from phalanx.topology.slots import Slot
 
 NODE_LABEL = "ray.io/node-id"
@@ -82,7 +83,7 @@ def reserve(request: ReserveRequest) -> Reservation:
         PlacementError: at once if the cluster is too small for the request, else after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
-    if request.strategy == "STRICT_PACK" and not _can_fit(request, _allowed(request)):
+    if request.strategy == "STRICT_PACK" and not _can_fit(request, _usable(request.on_nodes)):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
     reservation = Reservation(request)
     try:
@@ -134,9 +135,12 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
         pause = min(pause * 1.5, 0.2)
 
 
-def _allowed(request: ReserveRequest) -> list[NodeCapacity]:
-    """Return the living nodes on which blocks of the request may be."""
-    return [node for node in nodes() if not request.on_nodes or node.node_id in request.on_nodes]
+def _usable(on_nodes: Sequence[str] = ()) -> list[NodeCapacity]:
+    """Return the living nodes, of ``on_nodes`` if given, on which Ray starts processes: not draining nodes."""
+    going = {node.node_id for node in draining_nodes()}
+    return [
+        node for node in nodes() if node.node_id not in going and (not on_nodes or node.node_id in on_nodes)
+    ]
 
 
 def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
@@ -153,27 +157,25 @@ def _autoscales() -> bool:
 
 def _table(request: ReserveRequest, verdict: str) -> str:
     return f"{request.name}: {verdict}\n" + placement_table(
-        _allowed(request), request.blocks, request.bundle, holders()
+        _usable(request.on_nodes), request.blocks, request.bundle, holders()
     )
 
 
-def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
-    """Reserve again the blocks whose node was lost or is drained; others stay. Return them, as ``Backend.repair``.
+def repair(reservation: Reservation, blocks: Collection[int], timeout: float) -> None:
+    """Reserve again those ``blocks`` whose node was lost or is drained.
 
     Raises:
         PlacementError: if these blocks do not fit. They stay lost, and another repair is possible.
     """
     request = reservation.request
     if request is None:
-        return frozenset()
+        return
     deadline = time.monotonic() + timeout
-    going = {node.node_id for node in draining_nodes()}  # Ray starts no process there
-    lost = [index for index, group in enumerate(reservation.ids) if _lost(group, deadline, going)]
-    reservation.moved.update(lost)
+    lost = [index for index in sorted(blocks) if _lost(reservation.ids[index], deadline)]
     if lost:
         part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
         release([reservation.keys[index] for index in lost])
-        if not _can_fit(part, [node for node in nodes() if node.node_id not in going]):
+        if not _can_fit(part, _usable()):
             raise PlacementError(
                 _table(part, "other nodes have no capacity for all slots of lost or draining nodes")
             )
@@ -181,24 +183,20 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
             _reserve_block(reservation, request, index)
         for index in lost:
             _wait(part, reservation.ids[index], deadline)
-    moved, reservation.moved = reservation.moved, set()
-    return frozenset(moved)
 
 
-def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
+def _lost(group: PlacementGroup, deadline: float) -> bool:
     """Return whether the node of a block is drained or lost.
 
     Waits until Ray has noticed the loss, because Ray might place the block there again before that.
     """
     table: Mapping[str, Any] = private.placement_group_table(group)
     on = set(dict(table.get("bundles_to_node_id") or {}).values())
-    if not on.isdisjoint(going):
-        return True
-    while any(node_is_gone(node) for node in on):
+    while any(map(node_is_gone, on)):
         if not on <= {node.node_id for node in nodes()} or time.monotonic() > deadline:
             return True
         time.sleep(0.2)
-    return table.get("state") != "CREATED"
+    return table.get("state") != "CREATED" or not on <= {node.node_id for node in _usable()}
 
 
 def release(keys: Sequence[str]) -> None:
@@ -216,9 +214,10 @@ def release(keys: Sequence[str]) -> None:
 
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
     """Return the node id of each slot, from Ray's table of placement groups."""
-    groups = {(slot.pool, slot.block): reservations[slot.pool].ids[slot.block] for slot in slots}
-    tables = {key: private.placement_group_table(group) for key, group in groups.items()}
-    return [tables[slot.pool, slot.block]["bundles_to_node_id"][slot.bundle] for slot in slots]
+    table = functools.cache(private.placement_group_table)
+    return [
+        table(reservations[slot.pool].ids[slot.block])["bundles_to_node_id"][slot.bundle] for slot in slots
+    ]
 
 
 def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSchedulingStrategy:
@@ -251,18 +250,13 @@ def probe(
     if late := private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]:
         for ref in late:
             private.cancel(ref)
-        raise PlacementError(_unknown([slots[refs.index(ref)] for ref in late], {"GPU": gpus, **others}))
+        raise PlacementError(
+            f"which accelerators {first_of([slots[refs.index(ref)] for ref in late], 3)} have is not known: a task "
+            f"that asks for {amounts_text({'GPU': gpus, **others})} there has not run within {_PROBED_WITHIN_S:g} s. "
+            "The node may be lost or overloaded, or something that is not of this library holds the slot: look at `ray "
+            "status`; a first group on the whole pool, not on a view of it, needs no such task"
+        )
     return private.get(refs)
-
-
-def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
-    asked = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items() if amount) or "nothing"
-    return (
-        f"which accelerators {first_of(slots, 3)} have is not known: a task that asks for {asked} "
-        f"there has not run within {_PROBED_WITHIN_S:g} s. The node may be lost or overloaded, or something that is "
-        "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
-        "it, needs no such task"
-    )
 
 
 def draining_nodes(ended: bool = False) -> list[DrainingNode]:
