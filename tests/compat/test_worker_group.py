@@ -141,6 +141,8 @@ def test_an_error_of_a_worker_keeps_its_type_from_a_call_and_from_a_reference(gr
     assert ray.get(refs[0]) == 0
     with pytest.raises(ContentTooShortError, match="does not want to"):
         ray.get(refs[1])
+    with pytest.raises(AssertionError, match="infer is not registered"):
+        group._query_collect_info("infer")
     assert group.execute_all_sync("foo", 1) == [3, 3]
 
 

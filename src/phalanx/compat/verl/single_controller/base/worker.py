@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.compat.verl.single_controller.base.decorator import CheckFailed, Dispatch, register
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Worker:
 
     def __known(self, table: dict[str, Any], mesh_name: str) -> Any:
         if mesh_name not in table:
-            raise CheckFailed(
+            raise AssertionError(
                 f"{mesh_name} is not registered in {type(self).__name__} (known meshes: {sorted(table)}); call "
                 "self._register_dispatch_collect_info(mesh_name, dp_rank, is_collect) in the worker first"
             )
@@ -110,14 +110,14 @@ class Worker:
                 meshes, the mesh named ``mesh_name`` is taken, else the last.
 
         Raises:
-            CheckFailed: if the mesh was registered before.
+            AssertionError: if the mesh was registered before.
         """
         for table, given in (
             (self.__dispatch_dp_rank, dispatch_dp_rank),
             (self.__collect_dp_rank, collect_dp_rank),
         ):
             if mesh_name in table:
-                raise CheckFailed(
+                raise AssertionError(
                     f"{mesh_name} is already registered, {table.keys()}; choose another name for the mesh"
                 )
             if given:

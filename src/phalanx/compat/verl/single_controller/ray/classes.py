@@ -175,7 +175,7 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
         def _fuw_execute(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
             role, found, name = method_name.partition(_SEPARATOR)
             if not found or role not in self.fused_worker_dict:
-                raise CheckFailed(
+                raise AssertionError(
                     f"calling {role}'s {name}, but {role} not in fused_worker_dict: {method_name!r} must be "
                     f"'<role>{_SEPARATOR}<method>' with a role of {sorted(self.fused_worker_dict)}"
                 )
