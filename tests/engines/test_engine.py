@@ -54,6 +54,7 @@ PREFIX_TYPES = "expected a Completion, its tokens, or None"
         ({"sampling": [{"max_tokens": 4}]}, r"expected px.engines.SamplingParams\(max_tokens="),
         ({"sampling": None}, r"expected px.engines.SamplingParams\(max_tokens="),
         ({"prompts": "a text"}, "prompts is a str; give"),
+        ({"prompts": None}, "prompts is a NoneType; give"),
         ({"prompts": {"input_ids": [[10]]}}, "prompts is a dict; give"),
         ({"ids": "a"}, "ids is .*; expected a list"),
         ({"prefix": aborted(7)}, "prefix is .*; expected a list"),

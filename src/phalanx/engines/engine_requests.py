@@ -168,7 +168,7 @@ class Row:
     def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
         """Return the completion of the row; see :meth:`Answer.completion`."""
         first, *more = (answer.completion(version, vocabulary) for answer in self.answers)
-        return replace(first, more=tuple(more)) if more else first
+        return replace(first, more=tuple(more))
 
 
 class ModelRunner(abc.ABC):
@@ -273,7 +273,7 @@ class RequestFactory:
         Raises:
             ValueError: if an argument is of the wrong type or length.
         """
-        if isinstance(prompts, str | Mapping):
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             kind = type(prompts).__name__
             raise ValueError(f"prompts is a {kind}; give a list of prompts, such as prompts['input_ids']")
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]

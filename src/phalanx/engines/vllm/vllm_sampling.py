@@ -60,7 +60,7 @@ def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[Sample
     for index, token in enumerate(output.token_ids):
         finish = end if index == len(output.token_ids) - 1 else None
         log_probs: dict[int, Any] = {} if listed is None else listed[index]
-        likeliest = sorted(log_probs, key=lambda other: log_probs[other].rank)[:count] if count else ()
+        likeliest = sorted(log_probs, key=lambda other: log_probs[other].rank)[:count]
         top = {other: log_probs[other].logprob for other in likeliest} or None
         log_prob = None if listed is None else log_probs[token].logprob
         yield SampledToken(answer, token, log_prob, top, finish, version)
