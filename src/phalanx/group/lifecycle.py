@@ -82,7 +82,8 @@ class Lifecycle:
 
     def __init__(self, group: str, *, epoch: int = 0, owner: bool = True) -> None:
         self._group = group
-        self._remedies = (
+        #: Advice for callers of a broken group.
+        self.remedies = (
             "restart() recreates its ranks, px.replace_ranks(group) replaces the lost ranks, close() ends the group."
             if owner
             else "Its owner can restart it; if it is attached, close(pool=True) ends it, so that it can be recreated."
@@ -176,7 +177,7 @@ class Lifecycle:
     def broken_error(self) -> GroupBroken:
         """Return the error of a call on a broken group, with the cause and a remedy."""
         return GroupBroken(
-            f"group {self._group!r} is broken by an earlier failure and takes no calls. {self._remedies} "
+            f"group {self._group!r} is broken by an earlier failure and takes no calls. {self.remedies} "
             f"{self.remark + ' ' if self.remark else ''}"
             f"The failure was: {first_line(self.cause)}",
             group=self._group,

@@ -100,9 +100,8 @@ class TrackedCalls:
         core = self._core
         ensure_ready(core)
         began = planning_began()
-        epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
-        call = new_call(core, epoch, plan, "", method, began=began)
+        call = new_call(core, core.check(), plan, "", method, began=began)
         call.listener.planned(call)
         if stored:
             call.listener.stored(call, stored)
@@ -172,6 +171,7 @@ def start(
     )
     core = Group(handle, pool.backend_api, pool.world_size, owner=True)
     core.roles, core.options = {"": bound}, options
+    core.lifecycle.remedies = "Create it again by RayWorkerGroup(...)."
     session.add_group(core)
     facades = tuple(Facade(method, "", method) for method in methods)
     namespace = ray.get_runtime_context().namespace
