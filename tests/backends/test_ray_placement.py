@@ -83,9 +83,8 @@ def test_a_rank_can_be_watched_while_another_thread_releases_ranks() -> None:
 def test_slots_that_fit_on_a_draining_node_only_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "draining_nodes", lambda: {"a": 0})
     monkeypatch.setattr(private, "placement_group_table", dict)
-    monkeypatch.setattr(
-        placement_groups, "nodes", lambda: [NodeCapacity("a", "a", {"CPU": 4.0}, {"CPU": 4.0})]
-    )
+    node = NodeCapacity("a", "a", {"CPU": 4.0}, {"CPU": 4.0})
+    monkeypatch.setattr(placement_groups, "nodes", lambda: [node])
     with pytest.raises(PlacementError, match=r"can never be placed(.|\n)*no living node"):
         placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0))
 

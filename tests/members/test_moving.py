@@ -70,6 +70,8 @@ def four(nodes: Nodes) -> Iterator[px.ResourcePool]:
 
 
 class Stateless(px.Worker):
+    independent = True
+
     @px.register
     def add(self, number: int) -> int:
         return number + self.rank
@@ -150,12 +152,18 @@ def test_ranks_stay_with_one_warning_until_another_node_has_room(
 def test_a_change_moves_the_slots_of_its_group_only_and_needs_no_notice(
     nodes: Nodes, four: px.ResourcePool
 ) -> None:
-    first, second = px.WorkerGroup(four[:2], Ledger), px.WorkerGroup(four[1:], Ledger)
+    group, other = px.WorkerGroup(four, Stateless), px.WorkerGroup(four[1:], Ledger)
+    px.resize(group, 2)
     nodes.going = [DrainingNode("b", 100.0, "preempted")]
 
-    first.restart()
+    group.restart()
     assert nodes.homes == {0: "a", 1: "b"}
-    assert px.replace_ranks(second, 0, state="none") == (0, 1, 2)
+    assert px.replace_ranks(other, 0, state="none") == (0, 1, 2)
+    assert nodes.homes == {0: "a", 1: "c"}
+
+    other.close()
+    nodes.homes[1] = "b"
+    px.resize(group, 4)
     assert nodes.homes == {0: "a", 1: "c"}
 
 

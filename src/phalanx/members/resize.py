@@ -59,6 +59,7 @@ def _grow(core: Group, size: int) -> None:
     """Add ranks to the group: they get weights, and then calls. After an error the group is unchanged."""
     old, snapshot, ranks = core.epoch, core.snapshot, range(core.world_size, size)
     ground = core.pool.first(size)
+    ground.repair(core.options.start_timeout, idle=True)
     slots = ground.slots[old.size :]
     with contextlib.ExitStack() as undo:
         ground.claim(core.tenant, slots)

@@ -213,8 +213,10 @@ class ResourcePool:
         self._sort()
         return self._view.slots
 
-    def repair(self, timeout: float) -> None:
+    def repair(self, timeout: float, idle: bool = False) -> None:
         """Reserve its slots on lost or draining nodes again; stored facts about them are forgotten.
+
+        With ``idle``, blocks with groups stay as they are.
 
         Raises:
             PlacementError: if there is no capacity for them.
@@ -222,8 +224,9 @@ class ResourcePool:
         self._check_open()
         for name, holding in self.holdings.items():
             blocks = {slot.block for slot in self._view.slots if slot.pool == name}
+            used = {slot.block for slot, groups in [*holding.groups.items()] if groups and idle}
             with holding.lock:
-                holding.backend.repair(holding.reservation, blocks, timeout)
+                holding.backend.repair(holding.reservation, blocks - used, timeout)
         self._forget_moved()
 
     def nodes_of(self, slots: Sequence[Slot]) -> list[str]:
