@@ -132,6 +132,7 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
     ground.repair(core.options.start_timeout)
     staying = {rank: endpoint for rank, endpoint in enumerate(members) if rank not in gone}
     places = [endpoint.slot for endpoint in members]
+    # Extra resources of slots that moved are on the old node: the launch reserves them on the new one.
     nodes = zip(places, left.nodes, ground.nodes_of(places), strict=False)
     moved = [slot for slot, before, now in nodes if before != now and slot in core.extras]
     core.backend.release([*map(core.extras.pop, moved)])

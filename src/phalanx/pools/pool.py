@@ -224,6 +224,7 @@ class ResourcePool:
         self._check_open()
         for name, holding in self.holdings.items():
             blocks = {slot.block for slot in self._view.slots if slot.pool == name}
+            # A copy, since other threads start groups.
             used = {slot.block for slot, groups in [*holding.groups.items()] if groups and idle}
             with holding.lock:
                 holding.backend.repair(holding.reservation, blocks - used, timeout)

@@ -146,7 +146,7 @@ class _Request:
 
     def advice(self) -> list[str]:
         if not self.nodes:
-            return ["no living node may take them, drained nodes aside: see `ray status`, or add a node"]
+            return ["no living node can take slots (draining ones cannot): see `ray status`, or add a node"]
         missing = [
             name
             for name, amount in self.resources.items()
