@@ -104,6 +104,10 @@ class Adder(Worker):
     def mesh(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
 
+    @register(OVER_DP)
+    def mesh_sizes(self, data: DataProto) -> DataProto:
+        return self.metrics(data)
+
     @register(OVER_DP, blocking=False)
     def mesh_later(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
@@ -162,8 +166,10 @@ def case_padding_is_added_and_removed(group: Any) -> None:
         data = padded(count)
         assert values(group.split(data=data)) == added(count, size)
         assert len(data) == count
-    for count in (1, 3, 5):
-        assert values(group.mesh(padded(count))) == added(count, (count + 1) // 2)
+    for count in (3, 5):  # over a mesh, shards are uneven
+        size = (count + 1) // 2
+        assert values(group.mesh(padded(count))) == added(count, size)
+        assert group.mesh_sizes(padded(count)).meta_info["metrics"]["rows"] == [size, count - size]
 
 
 def case_a_list_by_rank_is_not_shortened(group: Any) -> None:
@@ -229,6 +235,7 @@ def case_futures_are_joined_without_padding(group: Any) -> None:
 def case_tensordicts_pass(group: Any) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(i) for i in range(4)], layout=torch.jagged)
     data = TensorDict({"a": torch.arange(4), "jagged": jagged}, [4])
+    assert group.count(data) == [1] * 4
     assert values(group.mesh(data)) == added(4, 2)
     assert values(group.mesh(group.mesh_later(data))) == added(4, 2, each=2)
 

@@ -100,7 +100,7 @@ def collect_dp_compute(worker_group: Any, output: Any) -> Any:
 
 
 def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
-    """Split each argument into ``chunks`` equal shards. A future is split when its value is there."""
+    """Split each argument into ``chunks`` shards, equal ones unless it has auto padding. A future is split later."""
     batches = protocol()
 
     def cut(value: Any, where: str) -> list[Any]:
@@ -113,7 +113,7 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arg
                 "DataProto, a DataProtoFuture or a TensorDict. For values that all ranks get in full use "
                 "Dispatch.ONE_TO_ALL, or put it into the DataProto's meta_info"
             )
-        return data.chunk(chunks=chunks)
+        return list(data.chunk(chunks=chunks))  # a tuple would not be dealt
 
     cut_kwargs = {key: cut(value, f"kwarg '{key}'") for key, value in kwargs.items()}
     return [cut(arg, "arg") for arg in args], cut_kwargs
@@ -217,9 +217,7 @@ def dispatch_nd_compute(
         _check_list("an argument", value, dp_size, "dp_size")
         return [value[dp_rank] for dp_rank in dp_rank_mapping]
 
-    padding = kwargs.pop(_padding_size_key, None)
-    args, kwargs = each(deal, args, kwargs)
-    return args, kwargs if padding is None else {**kwargs, _padding_size_key: padding}
+    return each(deal, args, kwargs)
 
 
 def collect_nd_compute(collect_mask: list[bool], worker_group: Any, output: Any) -> list[Any]:
@@ -232,7 +230,7 @@ def dispatch_nd_compute_dataproto(
     dp_rank_mapping: list[int], dp_size: int, worker_group: Any, *args: Any, **kwargs: Any
 ) -> Arguments:
     """Split rows over dp. The ranks of a dp rank get the same shard."""
-    args, kwargs = _split_args_kwargs_data_proto_with_auto_padding(dp_size, *args, **kwargs)
+    args, kwargs = _split_args_kwargs_data_proto(dp_size, *args, **kwargs)
     return dispatch_nd_compute(dp_rank_mapping, dp_size, worker_group, *args, **kwargs)
 
 
@@ -296,7 +294,7 @@ def collect_megatron_compute(worker_group: Any, output: Any) -> list[Any]:
 
 def dispatch_megatron_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any) -> Arguments:
     """Split rows over dp."""
-    args, kwargs = _split_args_kwargs_data_proto_with_auto_padding(worker_group.dp_size, *args, **kwargs)
+    args, kwargs = _split_args_kwargs_data_proto(worker_group.dp_size, *args, **kwargs)
     return dispatch_megatron_compute(worker_group, *args, **kwargs)
 
 

@@ -117,7 +117,7 @@ def _without_padding(output: Any, padding: int, args: Sequence[Any], kwargs: dic
     Lists by rank are returned unchanged.
     """
     shards = next((value for value in [*args, *kwargs.values()] if _is_data_protos(value)), [])
-    total = sum(map(len, {id(shard): shard for shard in shards}.values()))
+    total = sum(map(len, shards))
     if is_future(output):
         output.dispatch_fn = functools.partial(_trimmed, padding, total)
         return output
