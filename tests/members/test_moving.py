@@ -163,6 +163,10 @@ def test_a_change_moves_the_slots_of_its_group_only_and_needs_no_notice(
 
     other.close()
     nodes.homes[1] = "b"
+    px.WorkerGroup(four[2:], Stateless).close()
+    assert nodes.homes == {0: "a", 1: "c"}
+
+    nodes.homes[1] = "b"
     px.resize(group, 4)
     assert nodes.homes == {0: "a", 1: "c"}
 
