@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
@@ -189,8 +190,9 @@ def test_a_rank_finds_a_channel_by_its_name_which_is_unique(producers: px.Worker
 def test_a_put_into_a_full_channel_times_out_and_leaves_nothing(backend: str) -> None:
     with px.Channel(numpy.int64(1)) as channel:
         channel.put(1)
-        with pytest.raises(px.channels.ChannelFull, match="1 item may"):
+        with pytest.raises(px.channels.ChannelFull, match="1 item may") as full:
             channel.put(torch.zeros(LARGE), timeout=0)
+        assert Future not in map(type, gc.get_referrers(full.value))  # it would keep the item
         assert (channel.items.submitted, channel.get(0)) == (1, 1)
     with px.Channel(1000, "bytes") as channel:
         channel.put(b"0" * 600)

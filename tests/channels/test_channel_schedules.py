@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 from phalanx.channels.channel_state import Loss, RowRange
 from phalanx.channels.hub import Hub, Leased, StoredPayload
-from phalanx.channels.staleness_state import RequestId
+from phalanx.channels.staleness_state import Gone, RequestId
+from phalanx.errors import ChannelError, ItemsLost, StalenessTimeout
 from tests.channels.test_channel import all_are_accounted_for
 
 LENGTH = 45
@@ -84,9 +85,12 @@ class Schedule:
             assert result not in self._reclaimed
             self._reclaimed.add(result)
             return
-        assert not isinstance(result, Exception), result
         receive = self._receive.pop(ticket)  # fails at the second answer
-        if receive is not None:
+        if isinstance(result, ItemsLost):
+            self._lost((peer, ticket), result.losses)
+        elif isinstance(result, Exception):
+            assert isinstance(result, (Gone, ChannelError, StalenessTimeout)), result
+        elif receive is not None:
             receive((peer, ticket), result)
 
     def _peer(self, kind: str) -> str:
@@ -118,8 +122,8 @@ class Schedule:
                 unreadable = {found[0].number} if found and chance.random() < 0.3 else set[int]()
                 self._ask("owner", "c", "requeue", taken, unreadable, receive=self._lost)
             case "lease":
-                most = (staleness.max_lag + 1) * staleness.rows_per_version
-                self._ask(producer, "s", "lease", chance.randint(1, min(most, 4)), receive=self._leased)
+                rows = chance.randint(1, min((staleness.max_lag + 1) * staleness.rows_per_version, 4))
+                self._ask(producer, "s", "lease", rows, receive=self._served.__setitem__)
             case "cancel" | "withdraw" if self._sent:
                 key, request = self._sent.pop(chance.randrange(len(self._sent)))
                 self._ask("owner", key, step, request)
@@ -150,8 +154,8 @@ class Schedule:
         number = next(self._tickets)
         payload = self._random.choice([b"", StoredPayload(producer, number, "there")])
 
-        def placed(_: RequestId, answer: tuple[Any, ...]) -> None:
-            if answer[0] == "accepted" and answer[1] >= 0:
+        def placed(_: RequestId, answer: tuple[int, int]) -> None:
+            if answer[0] >= 0:
                 order = self._placed[producer]
                 assert not order or order[-1] < number, "order of a producer"
                 order.append(number)
@@ -160,22 +164,16 @@ class Schedule:
         self._ask(producer, "c", "put", packed, leased, receive=placed)
 
     def _take(self, consumer: str, most: int, by_rows: bool, at_least: int) -> RequestId:
-        def took(_: RequestId, answer: tuple[Any, ...]) -> None:
-            if answer[0] == "lost":
-                self._lost(_, answer)
-            if answer[0] == "taken":
-                self._check_ranges(answer[1])
-                count = sum(part.rows for part in answer[1]) if by_rows else len(answer[1])
-                assert at_least <= count <= most or (answer[2] and count < at_least)
+        def took(_: RequestId, answer: tuple[list[RowRange], bool]) -> None:
+            ranges, short = answer
+            self._check_ranges(ranges)
+            count = sum(part.rows for part in ranges) if by_rows else len(ranges)
+            assert at_least <= count <= most or (short and count < at_least)
 
         return self._ask(consumer, "c", "take", most, by_rows, at_least, receive=took)
 
-    def _leased(self, request: RequestId, answer: tuple[Any, ...]) -> None:
-        if answer[0] == "leased":
-            self._served[request] = answer[1]
-
-    def _lost(self, _: RequestId, answer: tuple[str, list[Loss]]) -> None:
-        self._told_lost += sum(loss.items for loss in answer[1])
+    def _lost(self, _: RequestId, losses: Iterable[Loss]) -> None:
+        self._told_lost += sum(loss.items for loss in losses)
 
     def _check_ranges(self, ranges: list[RowRange]) -> None:
         assert ranges == sorted(ranges)

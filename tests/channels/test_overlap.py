@@ -29,7 +29,7 @@ def run(max_lag: int, generates: int, trains: int) -> tuple[int, StalenessState]
             accepted, trained = accepted - ROWS, now + trains
         if now >= generated and not leases and not staleness.stats().waiting:
             asked += 1
-            staleness.lease(("engine", asked), lambda answer: leases.extend(answer[1:]), ROWS // 2)
+            staleness.lease(("engine", asked), leases.append, ROWS // 2)
         if leases and now >= generated:
             generated = now + generates // 2
         now += 1

@@ -81,7 +81,7 @@ def test_a_failed_sync_keeps_the_version_in_training_unless_its_error_was_a_warn
 
 
 def test_rows_of_a_version_that_is_being_synced_are_accepted_before_the_sync_ends() -> None:
-    state, answers = StalenessState(max_lag=1, rows_per_version=4), list[tuple[object, ...]]()
+    state, answers = StalenessState(max_lag=1, rows_per_version=4), list[object]()
     state.lease(("producer", 1), answers.append, 6)
     with pytest.raises(ValueError, match="a row of version 1 was accepted while version 0 is in training"):
         state.accept(("producer", 1), [1, 1])

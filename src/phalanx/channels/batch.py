@@ -12,9 +12,8 @@ from typing import Any
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import StoredPart, StoredParts
-from phalanx.channels.channel_state import RowRange
+from phalanx.channels.channel_state import RowRange, lost_items
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, RemoteClient
-from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import source
 from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost

@@ -7,50 +7,22 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from phalanx.channels.batch import NO_LENGTHS, Batch
-from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
-from phalanx.channels.hub import Leased, Payload, StoredPayload
+from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts, channel_error, limit_text
+from phalanx.channels.hub import Leased, StoredPayload
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, reclaim
-from phalanx.channels.live_channels import find_published, live_channels, lost_items
+from phalanx.channels.live_channels import find_published, live_channels
 from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
 from phalanx.display.tables import Table
 from phalanx.display.text_format import size
-from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
+from phalanx.errors import ChannelClosed, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
 from phalanx.wire.value import Value, checked_number, checked_timeout
 
-E = TypeVar("E", bound=ChannelError)
 _Order = Callable[[Batch], None]
-_ERRORS = {
-    "full": (
-        ChannelFull,
-        "no room for the item in time: at most {limit} may wait; take faster, pass put() a longer timeout=, or create "
-        "the channel with a larger maxsize",
-    ),
-    "put": (
-        ChannelFull,
-        "it is full, and on the inline backend no other thread takes items, so that there would never be room; take "
-        "first, give the channel a larger maxsize, or use the ray backend",
-    ),
-    "take": (
-        ChannelEmpty,
-        "{wanted}, it has fewer, and on the inline backend no other thread puts items, so that nothing would ever "
-        "come; put first, or use the ray backend",
-    ),
-    "empty": (
-        ChannelEmpty,
-        "{wanted}, but at the timeout there were {0} items with {1} rows; take fewer or wait longer. Nothing was taken",
-    ),
-    "unfit": (
-        ChannelError,
-        "{wanted}, but item {0}, put by {1}, is not made of rows; take items by take(n) or get(), or put tensors, "
-        "arrays, lists, or structures of these with equal numbers of rows",
-    ),
-}
-"""Errors by kind of answer, or by the verb of a request that could never be served."""
 
 
 class Channel(HubObject):
@@ -88,7 +60,7 @@ class Channel(HubObject):
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
         super().__init__("channel", name, backend)
-        self._limit, self._handoff, self._lengths = _limit_text(bound, by), handoff, lengths
+        self._limit, self._handoff, self._lengths = limit_text(bound, by), handoff, lengths
         live_channels.open(self, self._limit, bound, by)
 
     @classmethod
@@ -157,19 +129,14 @@ class Channel(HubObject):
         """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
         timeout = checked_timeout(timeout, "Channel.put")
         packed, client = pack(self, item, self._lengths), self._client()
-        is_stored = isinstance(packed[0], StoredPayload)
-        if is_stored:
+        payload = packed[0]
+        if isinstance(payload, StoredPayload):
             # On the inline backend no consumer could take items while a rank closes.
             leave_at_exit(client, self._backend, self._key, self._handoff or client.is_local)
-        pending = PendingRequest(self, timeout, self._accepted, "put", packed, leased)
-        if is_stored:
-            pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
+        pending = PendingRequest(self, timeout, lambda _, answer: answer, "put", packed, leased)
+        if isinstance(payload, StoredPayload):
+            pending.future.add_done_callback(partial(_reclaim_unless_accepted, payload))
         return pending
-
-    def _accepted(self, request: RequestId, answer: tuple[Any, ...]) -> tuple[int, int]:
-        if answer[0] != "accepted":
-            raise self._failure(answer)
-        return answer[1:]
 
     def get(self, timeout: float | None = None) -> Value:
         """Take the next item, and acknowledge it.
@@ -250,10 +217,8 @@ class Channel(HubObject):
         count = checked_number("Channel.take_rows: n" if joined else "Channel.take: n", n, 1)
         enough = count if at_least is None else checked_number("Channel.take: at_least", at_least, 1)
 
-        def finish(lease: RequestId, answer: tuple[Any, ...]) -> Batch:
-            if answer[0] != "taken":
-                raise self._failure(answer, f"{count} {'rows' if joined else 'items'} were asked for")
-            _, ranges, short = answer
+        def finish(lease: RequestId, answer: tuple[Any, bool]) -> Batch:
+            ranges, short = answer
             batch = Batch(self, lease, ranges, joined, short)
             try:
                 if order is not None:
@@ -264,17 +229,6 @@ class Channel(HubObject):
             return batch
 
         return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
-
-    def _failure(self, answer: tuple[Any, ...], wanted: str = "") -> ChannelError:
-        """Return the error of a put, or of a take; ``wanted`` says how much the take asked for."""
-        kind, *details = answer
-        if kind == "lost":
-            return lost_items(self.name, details[0])
-        known = _ERRORS.get(details[0] if kind == "hopeless" else kind)
-        if known is None:
-            return self._closed(details[0], "put or taken" if wanted else "put")
-        error, text = known
-        return self._error(error, text.format(*details, wanted=wanted, limit=self._limit))
 
     def _order(self, balance: int | None, sort: bool) -> _Order | None:
         """Return the function that orders the rows of a batch, after a check of the arguments."""
@@ -330,8 +284,9 @@ class Channel(HubObject):
         timeout = checked_timeout(timeout, "Channel.leave")
         needed = leave(self._client(), self._backend, self._key, handoff, timeout)
         if needed:
-            raise self._error(
+            raise channel_error(
                 ChannelFull,
+                self.name,
                 f"{needed} items of this process are needed after {timeout:g} s; take them, wait longer, or move them "
                 "to the hub by leave(handoff=True)",
             )
@@ -401,13 +356,10 @@ class Channel(HubObject):
         notes = [f"{display_name(peer)}: {count} open leases" for peer, count in status.consumers.items()]
         return Table(title, ("what", "items", "more"), lines, tuple(notes))
 
-    def _closed(self, reason: str, refused: str = "put or taken") -> ChannelClosed:
-        error = self._error(ChannelClosed, f"{reason}; nothing can be {refused}")
+    def _closed(self, reason: str) -> ChannelClosed:
+        error = channel_error(ChannelClosed, self.name, reason)
         error.owner_died = reason in OWNER_DIED
         return error
-
-    def _error(self, kind: type[E], text: str) -> E:
-        return kind(f"channel {self.name!r}: {text}", channel=self.name)
 
     def __repr__(self) -> str:
         return f"<channel {self.name}: {self._limit} may wait>"
@@ -423,15 +375,7 @@ def _end_of_loop() -> Generator[None]:
             raise
 
 
-def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:
+def _reclaim_unless_accepted(payload: StoredPayload, future: Future[Any]) -> None:
     """Free the bytes of an item that the channel did not accept."""
-    if isinstance(payload, StoredPayload):
-        failed = future.exception() is not None
-        if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
-            reclaim(payload.number)
-
-
-def _limit_text(maxsize: int | None, by: str) -> str:
-    if maxsize is None:
-        return "any number of items"
-    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
+    if future.exception() is not None or future.result()[0] < 0:
+        reclaim(payload.number)

@@ -11,11 +11,11 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
 from phalanx.channels.hub import Payload, StoredPayload
-from phalanx.channels.hub_client import HubClient, HubObject, reclaim
+from phalanx.channels.hub_client import HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
-from phalanx.channels.staleness_state import Item
+from phalanx.channels.staleness_state import Gone, Item
 from phalanx.errors import ChannelError, DeclarationError
 from phalanx.wire.codec import decode
 
@@ -41,12 +41,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     objects = check_owned(channels, staleness)
     end_with_calls()
     for _ in range(_ATTEMPTS):
-        answer = _client(objects).request("", "snapshot", [one._key for one in objects])
-        if answer[0] != "done" or answer[1] is None:
-            raise ChannelError(
-                "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
-            )
-        states: list[dict[str, Any]] = answer[1]
+        states: list[dict[str, Any]] = _request(objects, "snapshot", [one._key for one in objects])
         try:
             for one, state in zip(channels, states, strict=False):
                 for item in _items(state):
@@ -110,16 +105,14 @@ def restore_values(
         )
     states = {one._key: saved.channels[one.name] for one in channels}
     state = saved.staleness if staleness is not None else None
-    client = _client(objects)
     stored: list[Payload] = []
     try:
         for one in channels:
             for item in _items(saved.channels[one.name]):
-                item.payload, item.request = pack(one, item.payload)[0], (client.name, -1)
+                item.payload, item.request = pack(one, item.payload)[0], (one._client().name, -1)
                 stored.append(item.payload)
         key = staleness._key if staleness and state else None
-        if client.request("", "restore", states, key, state)[0] != "done":
-            raise ChannelError("px.channels.restore: the process that hosts the channels died")
+        _request(objects, "restore", states, key, state)
     except Exception as error:
         for payload in stored:
             if isinstance(payload, StoredPayload):
@@ -155,7 +148,11 @@ def _items(state: dict[str, Any]) -> list[Item]:
     return [*{units.number: units.item for units in state["ranges"]}.values()]
 
 
-def _client(objects: Sequence[HubObject]) -> HubClient:
+def _request(objects: Sequence[HubObject], verb: str, *args: Any) -> Any:
+    """Send a request about several objects to their hub, and return its result."""
     if not objects:
         raise ChannelError("px.channels: no channel and no staleness was given; give at least one")
-    return objects[0]._client()
+    try:
+        return objects[0]._client().request("", verb, *args)
+    except Gone as gone:
+        raise ChannelError(f"px.channels.{verb}: {gone}") from None

@@ -1,8 +1,7 @@
 """State machine of a channel: order, counts, leases and waiting requests. Pure: the clock is passed in.
 
-Puts and takes have a request id, and are answered through ``done``, immediately or later, with a tuple whose first
-word is the kind. Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", ranges, short),
-("lost", losses), ("unfit", number, producer), ("empty", items, rows), ("ended", why).
+Puts and takes have a request id, and are answered through ``done``, immediately or later, with an error or a result.
+The result of a put is (number, rows), that of a take (ranges, short).
 
 After every call, in items and in rows: submitted = delivered + dropped + lost + waiting + taken. Items of a producer
 are delivered in the order of its puts. Takes are served in the order of their arrival.
@@ -14,10 +13,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from phalanx.channels.staleness_state import STALE, Done, Item, Outcome, RequestId, count_reason, display_name
+from phalanx.channels.staleness_state import (
+    STALE,
+    Done,
+    Gone,
+    Item,
+    Outcome,
+    RequestId,
+    count_reason,
+    display_name,
+)
+from phalanx.display.text_format import size
+from phalanx.errors import ChannelEmpty, ChannelError, ChannelFull, ItemsLost
 
+E = TypeVar("E", bound=ChannelError)
 By = Literal["items", "bytes"]
 _RATE_S = 10
 
@@ -60,6 +71,11 @@ class Take(NamedTuple):
     by_rows: bool
     at_least: int
 
+    @property
+    def wanted(self) -> str:
+        """Request as text, for errors."""
+        return f"{self.most} {'rows' if self.by_rows else 'items'} were asked for"
+
 
 @dataclass
 class Loss:
@@ -70,6 +86,41 @@ class Loss:
     items: int = 0
     rows: int = 0
     puts: int = 0
+
+
+def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
+    """Return the error that names the lost items and the processes that stored them."""
+    error = channel_error(
+        ItemsLost,
+        channel,
+        f"{losses_text(losses)}. Other items can be taken; to keep items longer than the process that put them, drain "
+        "the channel before that process is closed, or create it with handoff=True",
+    )
+    error.losses = tuple(losses)
+    return error
+
+
+def losses_text(losses: Iterable[Loss]) -> str:
+    """Return the losses as text, by process."""
+    texts = [f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses]
+    return f"items were lost with the process that stored their bytes: {'; '.join(texts) or 'part of this batch'}"
+
+
+def _counts_text(loss: Loss) -> str:
+    counts = ((loss.items, "item"), (loss.rows, "row"), (loss.puts, "waiting put"))
+    return ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
+
+
+def limit_text(maxsize: int | None, by: By) -> str:
+    """Return the bound of a channel as text."""
+    if maxsize is None:
+        return "any number of items"
+    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
+
+
+def channel_error(kind: type[E], channel: str, text: str) -> E:
+    """Return an error of a channel."""
+    return kind(f"channel {channel!r}: {text}", channel=channel)
 
 
 @dataclass(frozen=True)
@@ -158,7 +209,7 @@ class ChannelState:
         peer = item.request[0]
         ended = self.ended or self._died.get(peer) or self._left.get(peer)
         if ended is not None:
-            refuse(item, done, ("ended", ended))
+            refuse(item, done, Gone(f"{ended}; nothing can be put"))
         else:
             self._puts[item.request] = item, done
             self._advance()
@@ -168,12 +219,27 @@ class ChannelState:
         self._takes[request] = Take(done, most, by_rows, at_least)
         self._advance()
 
-    def cancel(self, request: RequestId) -> None:
-        """Answer a request that still waits with ("full",) or ("empty", items, rows)."""
+    def cancel(self, request: RequestId, is_hopeless: bool = False) -> None:
+        """Answer a request that still waits with an error; ``is_hopeless``: no other thread could end its wait."""
         if request in self._takes:
-            self._takes.pop(request).done(("empty", len(self._waiting), self._rows))
+            take = self._takes.pop(request)
+            reason = (
+                "it has fewer, and on the inline backend no other thread puts items, so that nothing would ever come; "
+                "put first, or use the ray backend"
+                if is_hopeless
+                else f"but at the timeout there were {len(self._waiting)} items with {self._rows} rows; take fewer or "
+                "wait longer. Nothing was taken"
+            )
+            take.done(channel_error(ChannelEmpty, self.name, f"{take.wanted}, {reason}"))
         elif request in self._puts:
-            refuse(*self._puts.pop(request), ("full",))
+            reason = (
+                "it is full, and on the inline backend no other thread takes items, so that there would never be room; "
+                "take first, give the channel a larger maxsize, or use the ray backend"
+                if is_hopeless
+                else f"no room for the item in time: at most {limit_text(self.maxsize, self.by)} may wait; take "
+                "faster, pass put() a longer timeout=, or create the channel with a larger maxsize"
+            )
+            refuse(*self._puts.pop(request), channel_error(ChannelFull, self.name, reason))
         self._advance()
 
     def withdraw(self, request: RequestId) -> None:
@@ -261,9 +327,9 @@ class ChannelState:
         puts = [self._puts.pop(request) for request in [*self._puts] if peer in (None, request[0])]
         takes = [self._takes.pop(request) for request in [*self._takes] if peer in (None, request[0])]
         for item, done in puts:
-            refuse(item, done, ("ended", reason))
+            refuse(item, done, Gone(reason))
         for take in takes:
-            take.done(("ended", reason))
+            take.done(Gone(reason))
         return len(puts)
 
     # Reports
@@ -362,7 +428,7 @@ class ChannelState:
         for units in fresh:
             self._waiting.append(units)
             self._count(units, 1)
-        done(("accepted", item.number, sum(units.rows for units in fresh)))
+        done((item.number, sum(units.rows for units in fresh)))
         return True
 
     def _has_capacity(self, item: Item) -> bool:
@@ -390,19 +456,24 @@ class ChannelState:
             take.done(answer)
         return answer is not None
 
-    def _answer(self, request: RequestId, take: Take) -> tuple[Any, ...] | None:
+    def _answer(self, request: RequestId, take: Take) -> tuple[list[RowRange], bool] | Exception | None:
         if self._losses:
             losses, self._losses = self.losses, {}
-            return ("lost", losses)
+            return lost_items(self.name, losses)
         unfit = self._first_without_rows(take.most) if take.by_rows and self._rowless else None
         if unfit is not None:
-            return ("unfit", unfit.number, display_name(unfit.request[0]))
+            text = (
+                f"{take.wanted}, but item {unfit.number}, put by {display_name(unfit.request[0])}, is not made of "
+                "rows; take items by take(n) or get(), or put tensors, arrays, lists, or structures of these with "
+                "equal numbers of rows"
+            )
+            return channel_error(ChannelError, self.name, text)
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None
         if self._waiting:
-            return ("taken", self._lease(request, take), short)
-        return None if self._may_be_requeued() else ("ended", self.ended)
+            return self._lease(request, take), short
+        return None if self._may_be_requeued() else Gone(f"{self.ended}; nothing can be taken")
 
     def _first_without_rows(self, count: int) -> Item | None:
         """Return the first item that is not made of rows, among the first ``count`` rows."""
@@ -516,11 +587,11 @@ class ChannelState:
         self._rowless += sign * (units.item.rows is None)
 
 
-def refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
+def refuse(item: Item, done: Done, error: Exception) -> None:
     """Answer a put that is not accepted. Leased rows are dropped, which frees their quota."""
     if item.bounded is not None:
         item.bounded.fail_put(len(item.versions))
-    done(answer)
+    done(error)
 
 
 def _copy(ranges: Sequence[RowRange]) -> list[RowRange]:

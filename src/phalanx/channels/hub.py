@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState, refuse
-from phalanx.channels.staleness_state import Done, Item, RequestId, StalenessState
+from phalanx.channels.staleness_state import Done, Gone, Item, RequestId, StalenessState
 from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
@@ -78,14 +78,14 @@ class Hub:
             self._peers[peer] = answer
 
     def execute(self, peer: str, requests: Sequence[Request]) -> None:
-        """Execute requests of a peer. An answer is an error, or a tuple whose first word is the kind."""
+        """Execute requests of a peer. An answer is a result or an error."""
         with self._lock:
             for ticket, is_answered, key, verb, args in requests:
                 done = partial(self._post, peer, ticket) if is_answered else _ignore
                 try:
                     self._execute((peer, ticket), done, key, verb, args)
-                except ValueError as error:
-                    done(ValueError(str(error)))
+                except (ValueError, Gone) as error:
+                    done(type(error)(*error.args))  # without a traceback
                 except Exception as error:
                     cause = f"{verb}: {type(error).__name__}: {error}"
                     done(InternalError(f"a request to a channel failed at its hub: {cause}"))
@@ -105,15 +105,15 @@ class Hub:
     def _execute(self, request: RequestId, done: Done, key: str, verb: str, args: Sequence[Any]) -> None:
         state = self._states.get(key)
         if not key:
-            done(("done", getattr(self, f"_{verb}")(*args)))
+            done(getattr(self, f"_{verb}")(*args))
         elif verb == "put":
             self._put(state, request, done, *args)
         elif state is None:
-            done(("gone", "it was closed"))
+            done(Gone("it was closed"))
         elif verb in ("take", "lease"):
             getattr(state, verb)(request, done, *args)
         else:
-            done(("done", getattr(state, verb)(*args)))
+            done(getattr(state, verb)(*args))
         if isinstance(state, ChannelState):
             if process.sink is not None:  # tested first, since a request takes only microseconds
                 count_level(state.name, *state.level())
@@ -143,11 +143,11 @@ class Hub:
             key, lease, item.versions = leased
             staleness: Any = self._states[key]
             if not staleness.begin_put(lease, item.versions):
-                done(("accepted", -1, 0))
+                done((-1, 0))
                 return
             item.bounded = staleness if item.versions else None
         if channel is None:
-            refuse(item, done, ("gone", "it was closed"))
+            refuse(item, done, Gone("it was closed"))
         else:
             channel.put(done, item)
 
@@ -160,10 +160,11 @@ class Hub:
             if isinstance(state, ChannelState):
                 state.expire()
 
-    def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]] | None:
-        """Return the states of channels and a staleness, all of the same moment; None if one of them is closed."""
-        is_open = all(key in self._states for key in keys)
-        return [self._states[key].state() for key in keys] if is_open else None
+    def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the states of channels and a staleness, all of the same moment. Raises Gone if one is closed."""
+        if any(key not in self._states for key in keys):
+            raise Gone("it was closed")
+        return [self._states[key].state() for key in keys]
 
     def _restore(
         self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import copy
 import itertools
 import os
 import secrets
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, Ref
 from phalanx.channels.hub import Hub, HubAddress, HubConnection, Request, connect, start_hub
-from phalanx.channels.staleness_state import RequestId
+from phalanx.channels.staleness_state import Gone, RequestId
 from phalanx.config import settings
 from phalanx.declare.context import current_context
 from phalanx.errors import DeclarationError
@@ -45,9 +46,7 @@ _THREAD = BackgroundThread("phalanx-channels")
 """Thread that sends acknowledgements and returned leases, for which no caller waits."""
 _DEFERRED_S = 0.02
 _TURNS_FOR_S = 1.0
-_DIED = ("gone", "the process that hosts it died")
-_SILENT = ("gone", "the process that hosts it does not respond")
-OWNER_DIED = _DIED[1], _SILENT[1]
+_DIED, _SILENT = OWNER_DIED = "the process that hosts it died", "the process that hosts it does not respond"
 _CLIENT = "channel client"
 _serial = itertools.count()
 _keys = itertools.count(1)
@@ -71,11 +70,24 @@ def reclaim(number: int) -> None:
     stored_items.pop(number, None)
 
 
-def _answer_within(seconds: float | None, future: Future[Any]) -> tuple[Any, ...] | None:
-    try:
-        return future.result(seconds)
-    except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
-        return None
+def _await_answer(future: Future[Any], within: float | None) -> None:
+    """Wait at most ``within`` seconds for an answer."""
+    with contextlib.suppress(concurrent.futures.TimeoutError):  # TimeoutError itself from Python 3.11 on
+        future.exception(within)
+
+
+def _result(future: Future[Any] | asyncio.Future[Any]) -> Any:
+    """Return the result of an answer, or raise a copy of its error, whose traceback the future does not keep.
+
+    Raises:
+        Gone: also if there is no answer.
+    """
+    if not future.done():
+        raise Gone(_SILENT)
+    error = future.exception()
+    if error is not None:
+        raise copy.copy(error)
+    return future.result()
 
 
 class HubClient:
@@ -109,8 +121,15 @@ class HubClient:
         return (self.name, ticket), future
 
     def request(self, key: str, verb: str, *args: Any, timeout: float | None = None) -> Any:
-        """Send a request that does not wait at the hub, and return the answer."""
-        return _answer_within(timeout, self.ask(key, verb, *args)[1]) or _SILENT
+        """Send a request that does not wait at the hub, and return the result.
+
+        Raises:
+            Gone: if the object or the hub has ended, or the hub does not respond.
+            ValueError: if the state of the object does not permit the request.
+        """
+        future = self.ask(key, verb, *args)[1]
+        _await_answer(future, timeout)
+        return _result(future)
 
     def send(self, key: str, verb: str, *args: Any) -> None:
         """Send a request without an answer."""
@@ -218,7 +237,7 @@ class RemoteClient(HubClient):
     def _end(self) -> None:
         self._free_items()
         for ticket in [*self._futures]:
-            self._receive_answer(ticket, _DIED)
+            self._receive_answer(ticket, Gone(_DIED))
 
 
 class Hubs:
@@ -320,10 +339,10 @@ class HubObject:
 
     def _request(self, verb: str, *args: Any, timeout: float | None = None) -> Any:
         """Send a request that does not wait, and return its result."""
-        answer = self._client().request(self._key, verb, *args, timeout=timeout)
-        if answer[0] == "gone":
-            raise self._closed(answer[1])
-        return answer[1]
+        try:
+            return self._client().request(self._key, verb, *args, timeout=timeout)
+        except Gone as gone:
+            raise self._closed(str(gone)) from None
 
     def _closed(self, reason: str) -> Exception:
         """Return the error of an object that was closed."""
@@ -346,14 +365,14 @@ class HubObject:
 class PendingRequest(Generic[R]):
     """A request that may wait at a hub for ``timeout`` seconds. ``finish`` makes the result from request id and answer.
 
-    The answer is ("hopeless", verb) if the wait could never end: no other thread uses the inline backend.
+    It does not wait if the wait could never end: no other thread uses the inline backend.
     """
 
     def __init__(
         self,
         owner: HubObject,
         timeout: float | None,
-        finish: Callable[[RequestId, tuple[Any, ...]], R],
+        finish: Callable[[RequestId, Any], R],
         verb: str,
         *args: Any,
     ) -> None:
@@ -363,11 +382,11 @@ class PendingRequest(Generic[R]):
     def result(self) -> R:
         """Wait for the result. An interrupted request is withdrawn."""
         try:
-            answer = self._wait()
+            self._wait()
         except BaseException:
             self.withdraw()
             raise
-        return self._finish(self.id, answer)
+        return self._finished(self.future)
 
     async def result_async(self) -> R:
         """Wait for the result in an event loop."""
@@ -377,36 +396,40 @@ class PendingRequest(Generic[R]):
             if not waiting.done():
                 self._owner._send("cancel", self.id)
                 await asyncio.wait([waiting], timeout=_ANSWERS_WITHIN_S)
-            answer = waiting.result() if waiting.done() else self._give_up()
         except BaseException:
+            waiting.cancel()
             self.withdraw()
             raise
-        finally:
-            waiting.cancel()
-        return self._finish(self.id, answer)
+        return self._finished(waiting)
 
     def withdraw(self) -> None:
         """Cancel the request. A lease that was granted nevertheless is returned, an accepted item is dropped."""
         self._owner._send("withdraw", self.id)
 
-    def _give_up(self) -> tuple[Any, ...]:
-        self.withdraw()
-        return _SILENT
+    def _finished(self, future: Future[Any] | asyncio.Future[Any]) -> R:
+        try:
+            answer = _result(future)
+        except Gone as gone:
+            future.cancel()
+            self.withdraw()  # a hub that did not respond in time may serve the request later
+            raise self._owner._closed(str(gone)) from None
+        return self._finish(self.id, answer)
 
-    def _wait(self) -> tuple[Any, ...]:
+    def _wait(self) -> None:
+        """Wait for the answer. A request that is not served in time is cancelled, which answers it with an error."""
         timeout, is_local = self._timeout, self._owner._address is None
         prompt = 0.0 if is_local else _PROMPT_S if timeout is None else min(_PROMPT_S, timeout)
-        answer = _answer_within(prompt, self.future)
-        if answer is None and is_local and timeout != 0 and not _can_end_wait():
-            self.withdraw()
-            return ("hopeless", self._verb)
-        if answer is None:
+        if prompt:
+            _await_answer(self.future, prompt)
+        if self.future.done():
+            return
+        is_hopeless = is_local and timeout != 0 and not _can_end_wait()
+        if not is_hopeless:
             with span(f"{self._verb} waits", channel=self._owner._name):
-                answer = _answer_within(None if timeout is None else timeout - prompt, self.future)
-        if answer is None:
-            self._owner._send("cancel", self.id)
-            answer = _answer_within(_ANSWERS_WITHIN_S, self.future)
-        return answer or self._give_up()
+                _await_answer(self.future, None if timeout is None else timeout - prompt)
+        if not self.future.done():
+            self._owner._send("cancel", self.id, is_hopeless)
+            _await_answer(self.future, _ANSWERS_WITHIN_S)
 
 
 def _can_end_wait() -> bool:

@@ -7,19 +7,17 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.backend_types import Backend
-from phalanx.channels.channel_state import By, ChannelStatus, Loss
+from phalanx.channels.channel_state import By, ChannelStatus, losses_text
 from phalanx.channels.hub import count_level
 from phalanx.channels.hub_client import HubObject, hubs
-from phalanx.channels.staleness_state import display_name
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelRecord, to_bytes
-from phalanx.errors import DeclarationError, ItemsLost, PhalanxError
+from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.session.background import Background
 from phalanx.session.session import session
 from phalanx.tracing.spans import process
@@ -139,28 +137,6 @@ def channel_record(name: str, limit: str, status: ChannelStatus) -> ChannelRecor
     oldest = round(now - depth.oldest_item, 1) if depth.waiting else None
     rate = round(depth.delivered_per_second, 1)
     return ChannelRecord(session.run_id, name, limit, per_second=rate, changed=now, oldest=oldest, **counts)
-
-
-def losses_text(losses: Iterable[Loss]) -> str:
-    """Return the losses as text, by process."""
-    texts = [f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses]
-    return f"items were lost with the process that stored their bytes: {'; '.join(texts) or 'part of this batch'}"
-
-
-def _counts_text(loss: Loss) -> str:
-    counts = ((loss.items, "item"), (loss.rows, "row"), (loss.puts, "waiting put"))
-    return ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
-
-
-def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
-    """Return the error that names the lost items and the processes that stored them."""
-    error = ItemsLost(
-        f"channel {channel!r}: {losses_text(losses)}. Other items can be taken; to keep items longer than the process "
-        "that put them, drain the channel before that process is closed, or create it with handoff=True",
-        channel=channel,
-    )
-    error.losses = tuple(losses)
-    return error
 
 
 live_channels = LiveChannels()

@@ -17,6 +17,7 @@ from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.values import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, stored_items
+from phalanx.channels.staleness_state import Gone
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import decoding, encode
@@ -112,8 +113,9 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
     """
     limit = math.inf if timeout is None else time.monotonic() + timeout
     while True:
-        answer = client.request(key, "leave", client.name)
-        needed = answer[1] if answer[0] == "done" else []
+        needed: list[tuple[int, Payload | None]] = []
+        with contextlib.suppress(Gone):
+            needed = client.request(key, "leave", client.name)
         for number, payload in needed:
             if handoff and payload is not None:
                 with contextlib.suppress(FetchFailed):

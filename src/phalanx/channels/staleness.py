@@ -11,7 +11,7 @@ from phalanx.channels.hub_client import HubObject, PendingRequest
 from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
+from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.wire.value import Reduced, Value, checked_number, checked_timeout
 
 
@@ -216,22 +216,8 @@ class StalenessManager(HubObject):
         count = _number("StalenessManager.lease: rows", rows)
         timeout = checked_timeout(timeout, "StalenessManager.lease")
 
-        def finish(request: RequestId, answer: tuple[Any, ...]) -> RowLease:
-            match answer:
-                case ("leased", version):
-                    return RowLease(self, request, count, version)
-                case ("hopeless", _):
-                    reason = (
-                        "training is too far behind for these rows, and on the inline backend no other thread can "
-                        "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
-                    )
-                case ("behind", delay):
-                    reason = (
-                        f"{delay}; wait longer, or train and advance(), as px.WeightSync(staleness=) does"
-                    )
-                case _:
-                    raise self._closed(answer[1])
-            raise StalenessTimeout(f"lease({count} rows): {reason}")
+        def finish(request: RequestId, version: int) -> RowLease:
+            return RowLease(self, request, count, version)
 
         return PendingRequest(self, timeout, finish, "lease", count)
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
+from phalanx.errors import PhalanxError, StalenessTimeout
+
 Done = Callable[[Any], None]
 RequestId = tuple[str, int]
 """Name of a process, and its own number for a request."""
@@ -25,6 +27,10 @@ Outcome = Literal["delivered", "dropped", "lost"]
 _LONGEST_REASON, _MOST_REASONS = 200, 100
 STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
 _OWN_REASONS = (STALE, RESTORED, NOT_SAVED, NOT_PUT)
+
+
+class Gone(PhalanxError):
+    """Answer to a request: the object has ended, for the reason in the message."""
 
 
 def count_reason(reasons: Counter[str], reason: str, number: int) -> None:
@@ -143,7 +149,7 @@ class StalenessState:
     def lease(self, request: RequestId, done: Done, rows: int) -> None:
         """Lease rows as soon as training has caught up, under the name ``request``.
 
-        The answer is ("leased", version), ("behind", reason) or ("gone", reason).
+        The answer is the version in training, or an error.
 
         Raises:
             ValueError: if the last of the rows would always be too old.
@@ -155,16 +161,23 @@ class StalenessState:
                 f"rows_per_version={self.rows_per_version}; the last of more rows would always be too old"
             )
         if self.closed is not None:
-            done(("gone", self.closed))
+            done(Gone(self.closed))
         else:
             self._requests[request] = rows, done
             self._start()
 
-    def cancel(self, request: RequestId) -> None:
-        """Answer a request that still waits with ("behind", reason)."""
+    def cancel(self, request: RequestId, is_hopeless: bool = False) -> None:
+        """Answer a request that still waits with an error; ``is_hopeless``: no other thread could end its wait."""
         if request in self._requests:
             rows, done = self._requests.pop(request)
-            done(("behind", self._delay(rows) or "earlier requests are waiting"))
+            reason = (
+                "training is too far behind for these rows, and on the inline backend no other thread can "
+                "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
+                if is_hopeless
+                else f"{self._delay(rows) or 'earlier requests are waiting'}; wait longer, or train and advance(), as "
+                "px.WeightSync(staleness=) does"
+            )
+            done(StalenessTimeout(f"lease({rows} rows): {reason}"))
             self._start()
 
     def withdraw(self, request: RequestId) -> None:
@@ -202,7 +215,7 @@ class StalenessState:
         """End the leases and requests of a dead process."""
         reason = f"{display_name(peer)}: {why}"
         for request in [request for request in self._requests if request[0] == peer]:
-            self._requests.pop(request)[1](("gone", reason))
+            self._requests.pop(request)[1](Gone(reason))
         for lease in [lease for lease in self._leases if lease[0] == peer]:
             self.end(lease, reason)
         self._start()
@@ -212,7 +225,7 @@ class StalenessState:
         self.closed = self.closed or reason
         requests, self._requests = self._requests, {}
         for _, done in requests.values():
-            done(("gone", reason))
+            done(Gone(reason))
 
     # Rows in channels
 
@@ -303,7 +316,7 @@ class StalenessState:
             del self._requests[request]
             self._leases[request] = rows
             self._submitted += rows
-            done(("leased", self.version))
+            done(self.version)
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
