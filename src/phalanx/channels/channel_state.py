@@ -90,20 +90,15 @@ class Loss:
 
 def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
     """Return the error that names the lost items and the processes that stored them."""
-    error = channel_error(
-        ItemsLost,
-        channel,
-        f"{losses_text(losses)}. Other items can be taken; to keep items longer than the process that put them, drain "
-        "the channel before that process is closed, or create it with handoff=True",
+    texts = [f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses]
+    text = (
+        f"items were lost with the process that stored their bytes: {'; '.join(texts) or 'part of this batch'}. To "
+        "keep items longer than the process that put them, drain the channel before that process is closed, or create "
+        "it with handoff=True"
     )
+    error = channel_error(ItemsLost, channel, text)
     error.losses = tuple(losses)
     return error
-
-
-def losses_text(losses: Iterable[Loss]) -> str:
-    """Return the losses as text, by process."""
-    texts = [f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses]
-    return f"items were lost with the process that stored their bytes: {'; '.join(texts) or 'part of this batch'}"
 
 
 def _counts_text(loss: Loss) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from phalanx.backends.backend_types import Backend
-from phalanx.channels.channel_state import By, ChannelStatus, losses_text
+from phalanx.channels.channel_state import By, ChannelStatus, lost_items
 from phalanx.channels.hub import count_level
 from phalanx.channels.hub_client import HubObject, hubs
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelRecord, to_bytes
@@ -86,12 +86,8 @@ class LiveChannels:
         with contextlib.suppress(PhalanxError):  # the hub has ended
             losses = channel._request("close", reason, timeout=_CLOSES_WITHIN_S)
             if losses:
-                _log.warning(
-                    "channel %r was closed before a take reported these losses: %s. A rank that is closed keeps its "
-                    "items if the channel was created with handoff=True",
-                    channel._name,
-                    losses_text(losses),
-                )
+                error = lost_items(channel._name, losses)
+                _log.warning("channel %r was closed before a take reported a loss: %s", channel._name, error)
         backend = channel._backend
         if backend.connected():  # published values end with the cluster
             for key in (_published_key(backend, channel._name), *([entry.key] if entry else [])):
