@@ -102,7 +102,7 @@ class Schedule:
     def _step(self, step: str, chance: random.Random) -> None:
         channel, staleness, producer = self._channel, self._staleness, self._peer("p")
         taken = chance.choice([*channel.leases, ("nobody", 0)])
-        running = [*staleness._leases]
+        running = [lease for lease in staleness._leases if lease in self._served]  # others are puts that wait
         lease = chance.choice(running) if running else ("nobody", 0)
         match step:
             case "put":

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from phalanx.channels.staleness_state import (
+    NOT_PUT,
     STALE,
     Done,
     Gone,
@@ -585,7 +586,7 @@ class ChannelState:
 def refuse(item: Item, done: Done, error: Exception) -> None:
     """Answer a put that is not accepted. Leased rows are dropped, which frees their quota."""
     if item.bounded is not None:
-        item.bounded.fail_put(len(item.versions))
+        item.bounded.end(item.request, NOT_PUT)
     done(error)
 
 

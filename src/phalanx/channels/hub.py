@@ -142,7 +142,7 @@ class Hub:
         if leased is not None:
             key, lease, item.versions = leased
             staleness: Any = self._states[key]
-            if not staleness.begin_put(lease, item.versions):
+            if not staleness.begin_put(lease, request, item.versions):
                 done((-1, 0))
                 return
             item.bounded = staleness if item.versions else None

@@ -135,12 +135,11 @@ class StalenessState:
     dropped: Counter[str] = field(default_factory=Counter)
     lags: Counter[int] = field(default_factory=Counter)
     _submitted: int = 0
-    _putting: int = 0
     _ready: dict[Row, tuple[int, int]] = field(default_factory=dict)
     """Accepted rows with their places in the order of training: (0, n) for rows that were taken, else (1, n)."""
     _places: Iterator[int] = field(default_factory=count)
     _leases: dict[RequestId, int] = field(default_factory=dict)
-    """Running rows of each lease."""
+    """Running rows of each lease. Rows whose put waits at a channel are a lease with the name of the put."""
     _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict)
     """Waiting requests for leases: rows, and the receiver of the answer."""
 
@@ -190,16 +189,12 @@ class StalenessState:
         is_open = self._shrink(lease, len(versions), versions)
         return self._admit(Item(lease, b"", 0, len(versions), (), versions, self)) if is_open else ()
 
-    def begin_put(self, lease: RequestId, versions: Sequence[int]) -> bool:
+    def begin_put(self, lease: RequestId, put: RequestId, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
         is_open = self._shrink(lease, len(versions), versions)
-        self._putting += len(versions) * is_open
+        if is_open and versions:
+            self._leases[put] = len(versions)
         return is_open
-
-    def fail_put(self, rows: int) -> None:
-        """Drop rows that a channel did not accept."""
-        self._putting -= rows
-        self._drop(rows, NOT_PUT)
 
     def drop(self, lease: RequestId, rows: int, reason: str) -> None:
         """Drop running rows of a lease."""
@@ -236,7 +231,7 @@ class StalenessState:
 
     def enter(self, item: Item) -> None:
         """Count the rows of an item that was put, and mark the rows that are too old."""
-        self._putting -= len(item.versions)
+        del self._leases[item.request]
         self._admit(item)
 
     def move(self, item: Item, start: int, stop: int, *, taken: bool) -> None:
@@ -399,7 +394,7 @@ class StalenessState:
         return True
 
     def _count_running(self) -> int:
-        return self._putting + sum(self._leases.values())
+        return sum(self._leases.values())
 
     def _drop(self, rows: int, reason: str) -> None:
         """Count dropped rows, whose quota is free for others."""
