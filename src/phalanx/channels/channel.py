@@ -128,14 +128,11 @@ class Channel(HubObject):
     ) -> PendingRequest[tuple[int, int]]:
         """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
         timeout = checked_timeout(timeout, "Channel.put")
-        packed, client = pack(self, item, self._lengths), self._client()
-        payload = packed[0]
-        if isinstance(payload, StoredPayload):
-            # On the inline backend no consumer could take items while a rank closes.
-            leave_at_exit(client, self._backend, self._key, self._handoff or client.is_local)
+        packed = pack(self, item, self._lengths)
         pending = PendingRequest(self, timeout, lambda _, answer: answer, "put", packed, leased)
-        if isinstance(payload, StoredPayload):
-            pending.future.add_done_callback(partial(_reclaim_unless_accepted, payload))
+        if isinstance(packed[0], StoredPayload):
+            pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
+            leave_at_exit(self, self._handoff)
         return pending
 
     def get(self, timeout: float | None = None) -> Value:
@@ -282,7 +279,7 @@ class Channel(HubObject):
             ChannelFull: if items of this process are still needed after the timeout.
         """
         timeout = checked_timeout(timeout, "Channel.leave")
-        needed = leave(self._client(), self._backend, self._key, handoff, timeout)
+        needed = leave(self._client(), self, handoff, timeout)
         if needed:
             raise channel_error(
                 ChannelFull,

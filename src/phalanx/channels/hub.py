@@ -23,7 +23,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
-from phalanx.channels.channel_state import By, ChannelState, refuse
+from phalanx.channels.channel_state import By, ChannelState
 from phalanx.channels.staleness_state import Done, Gone, Item, RequestId, StalenessState
 from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
@@ -146,10 +146,7 @@ class Hub:
                 done((-1, 0))
                 return
             item.bounded = staleness if item.versions else None
-        if channel is None:
-            refuse(item, done, Gone("it was closed"))
-        else:
-            channel.put(done, item)
+        (channel or ChannelState(ended="it was closed")).put(done, item)
 
     def _reclaim(self, item: Item) -> None:
         if item.holder is not None:

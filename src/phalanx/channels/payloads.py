@@ -106,7 +106,7 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
     return tuple(int(each) if isinstance(each, Integral) else float(each) for each in numbers)
 
 
-def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> int:
+def leave(client: HubClient, channel: HubObject, handoff: bool, timeout: float | None) -> int:
     """Reject further puts of this process, and wait until the channel needs none of its items.
 
     With ``handoff``, the bytes of its items are moved to the hub. Return the number of items needed after the timeout.
@@ -115,28 +115,29 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
     while True:
         needed: list[tuple[int, Payload | None]] = []
         with contextlib.suppress(Gone):
-            needed = client.request(key, "leave", client.name)
+            needed = client.request(channel._key, "leave", client.name)
         for number, payload in needed:
             if handoff and payload is not None:
                 with contextlib.suppress(FetchFailed):
-                    client.send(key, "move", number, to_bytes(backend, payload))
+                    client.send(channel._key, "move", number, to_bytes(channel._backend, payload))
         if not needed or time.monotonic() >= limit:
             return len(needed)
         time.sleep(_LOOKS_EVERY_S)
 
 
-def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) -> None:
+def leave_at_exit(channel: HubObject, handoff: bool) -> None:
     """Have this rank leave the channel when the rank is closed. Items that are not delivered in time are lost.
 
-    A rank that leaves a group which continues moves its items to the hub.
+    A rank that leaves a group which continues moves its items to the hub, and so does an inline rank, since no
+    consumer could take items while it closes.
     """
-    closers = current_closers()
-    if closers is None or key in client.channels_to_leave:
+    closers, client = current_closers(), channel._client()
+    if closers is None or channel._key in client.channels_to_leave:
         return
 
     def leave_now() -> None:
         timeout = _LEAVES_WITHIN_S if closers.leaves else _CLOSES_WITHIN_S
-        leave(client, backend, key, handoff or closers.leaves, timeout)
+        leave(client, channel, handoff or client.is_local or closers.leaves, timeout)
 
-    client.channels_to_leave.add(key)
+    client.channels_to_leave.add(channel._key)
     closers.add(leave_now)
