@@ -311,8 +311,6 @@ class ChannelState:
 
     def close(self, reason: str) -> list[Loss]:
         """Drop waiting items, and answer every waiting request. Return the losses that no take has reported."""
-        if self.closed:
-            return []
         self.closed, self.ended = True, reason
         self._end_requests(reason)
         self._drop(self._withdraw(lambda item: True), reason)

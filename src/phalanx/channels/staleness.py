@@ -15,9 +15,9 @@ from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.wire.value import Reduced, Value, checked_number, checked_timeout
 
 
-def _number(name: str, value: Any) -> int:
+def _number(name: str, value: Any, least: int | None = None) -> int:
     """Return ``value`` as a number of rows, or as a version."""
-    return checked_number(name, value, error=ValueError)
+    return checked_number(name, value, least, error=ValueError)
 
 
 class RowLease:
@@ -54,7 +54,7 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run, or a version is not in training yet.
         """
-        count = _number("RowLease.accept: rows", rows)
+        count = _number("RowLease.accept: rows", rows, 0)
         return self._staleness._request("accept", self._id, _row_versions(versions, count))
 
     def put(
@@ -108,7 +108,7 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run.
         """
-        self._staleness._request("drop", self._id, _number("RowLease.drop: rows", rows), str(reason))
+        self._staleness._request("drop", self._id, _number("RowLease.drop: rows", rows, 0), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
@@ -129,8 +129,6 @@ class RowLease:
 def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
     """Return the version of each row, from a whole number for all rows or for each row."""
     given = versions.tolist() if hasattr(versions, "tolist") else versions
-    if rows < 0:
-        raise ValueError(f"{rows} rows of a lease: expected a whole number of at least 0")
     if not isinstance(given, Iterable) or isinstance(given, str):
         return (_number("versions", given),) * rows
     numbers = tuple(_number("versions", version) for version in given)

@@ -386,7 +386,7 @@ class StalenessState:
                 "advance(version) before rows of that version are generated"
             )
         running = self._leases[lease]
-        if not 0 <= rows <= running:
+        if rows > running:
             raise ValueError(f"{rows} rows of a lease: expected at most the {running} rows that run")
         self._leases[lease] -= rows
         if rows == running:
