@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
-from phalanx.channels.hub import Payload, StoredPayload
+from phalanx.channels.hub import StoredPayload
 from phalanx.channels.hub_client import HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
@@ -42,13 +42,13 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     end_with_calls()
     for _ in range(_ATTEMPTS):
         states: list[dict[str, Any]] = _request(objects, "snapshot", [one._key for one in objects])
+        saved = {one.name: state for one, state in zip(channels, states, strict=False)}
         try:
-            for one, state in zip(channels, states, strict=False):
-                for item in _items(state):
+            for one in channels:
+                for item in _items(saved[one.name]):
                     item.payload = to_bytes(one._backend, item.payload)
         except FetchFailed:  # an item was delivered or lost since: the next state does not contain it
             continue
-        saved = {one.name: state for one, state in zip(channels, states, strict=False)}
         return pickle.dumps(ChannelSnapshot(saved, states[-1] if staleness else None), 5)
     raise ChannelError(
         "px.channels.snapshot: the bytes of some items cannot be read; take once more, so that the loss is reported, "
@@ -104,19 +104,15 @@ def restore_values(
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
         )
     states = {one._key: saved.channels[one.name] for one in channels}
-    state = saved.staleness if staleness is not None else None
-    stored: list[Payload] = []
+    items = [(one, item) for one in channels for item in _items(saved.channels[one.name])]
     try:
-        for one in channels:
-            for item in _items(saved.channels[one.name]):
-                item.payload, item.request = pack(one, item.payload)[0], (one._client().name, -1)
-                stored.append(item.payload)
-        key = staleness._key if staleness and state else None
-        _request(objects, "restore", states, key, state)
+        for one, item in items:
+            item.payload, item.request = pack(one, item.payload)[0], (one._client().name, -1)
+        _request(objects, "restore", states, staleness and staleness._key, saved.staleness)
     except Exception as error:
-        for payload in stored:
-            if isinstance(payload, StoredPayload):
-                reclaim(payload.number)
+        for _, item in items:
+            if isinstance(item.payload, StoredPayload):
+                reclaim(item.payload.number)
         if not isinstance(error, ValueError):
             raise
         raise DeclarationError(

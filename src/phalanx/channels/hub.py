@@ -164,14 +164,14 @@ class Hub:
         return [self._states[key].state() for key in keys]
 
     def _restore(
-        self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]
+        self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any] | None
     ) -> None:
         """Restore channels and a staleness from their states. Raises ValueError if they were used before."""
         states: dict[str, Any] = self._states
         for key in channels:
             if states[key].items.submitted:
                 raise ValueError(f"an item was put into channel {states[key].name!r} already")
-        if staleness is not None:
+        if staleness is not None and state is not None:
             bound = states[staleness]
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
