@@ -161,12 +161,12 @@ def test_uneven_shards_of_two_ranks_continue_with_the_same_numbers(tmp_path: Pat
 
 def test_process_groups_in_modules_are_replaced_and_tensors_of_another_model_are_refused(world: None) -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    old, new = dist.new_group([0]), dist.new_group([0])
-    model[0].tp_group = old
+    old, new, own = (dist.new_group([0], group_desc=use) for use in ("tp", "tp", None))
+    model[0].tp_group, model[0].own_group = old, own
 
-    replace_groups([model], {id(old): new})
+    replace_groups([model], type("State", (), {"tp_group": new, "size": 1}))
 
-    assert model[0].tp_group is new
+    assert (model[0].tp_group, model[0].own_group) == (new, own)
     with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
         keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())
 

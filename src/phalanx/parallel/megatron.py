@@ -5,12 +5,11 @@ Megatron (``pip install 'phalanx[megatron]'``) is imported in the workers on fir
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -54,22 +53,16 @@ def coordinates() -> dict[str, int] | None:
     return {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
 
 
-#: Groups of earlier parallel states, by name: ``rejoin()`` finds them in modules by their ids, which are unique as long
-#: as the groups exist.
-_earlier_groups: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
+def replace_groups(modules: Iterable[torch.nn.Module], state: Any) -> None:
+    """Replace process groups that modules have as attributes by those of the parallel state ``state``.
 
-
-def _groups_of(state: Any) -> dict[str, Any]:
-    """Return the process groups of Megatron's parallel state by name."""
-    return {name: value for name, value in vars(state).items() if isinstance(value, ProcessGroup)}
-
-
-def replace_groups(modules: Iterable[torch.nn.Module], groups: Mapping[int, ProcessGroup]) -> None:
-    """Replace process groups that modules have as attributes; ``groups`` are the new groups by ``id`` of the old."""
+    Megatron describes each group by its purpose, such as "TENSOR_MODEL_PARALLEL_GROUP", also in later states.
+    """
+    groups = {group.group_desc: group for group in vars(state).values() if isinstance(group, ProcessGroup)}
     for module in itertools.chain.from_iterable(root.modules() for root in modules):
         for name, value in list(vars(module).items()):
-            if id(value) in groups:
-                object.__setattr__(module, name, groups[id(value)])
+            if isinstance(value, ProcessGroup) and value.group_desc in groups:
+                object.__setattr__(module, name, groups[value.group_desc])
 
 
 class MegatronWorker(Worker):
@@ -137,15 +130,11 @@ class MegatronWorker(Worker):
         if formed is None:
             super().rejoin()
             return
-        state = parallel_state()
         if not torch.distributed.is_initialized():  # the library destroyed it before the first role rejoins
-            for name, group in _groups_of(state).items():  # none if an earlier attempt destroyed the state
-                _earlier_groups[name].append(group)
             self.leave_model_parallel()
             self.init_model_parallel(**formed)
-        modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
-        new = _groups_of(state)
-        replace_groups(modules, {id(old): new[name] for name in new for old in _earlier_groups[name]})
+        modules = (value for value in vars(self).values() if isinstance(value, torch.nn.Module))
+        replace_groups(modules, parallel_state())
 
     def model_parallel_config(self, **options: Any) -> Any:
         """Create a ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights without a GPU.
