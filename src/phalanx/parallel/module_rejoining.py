@@ -40,18 +40,16 @@ def keep_tensors(
             f"keep_tensors: {', '.join(sorted(names[0] ^ names[1])[:5])} are in only one of the two models; create and "
             "shard the new one as the constructor did"
         )
-    wrapped: dict[int, torch.nn.Parameter] = {}
-    for name, old in olds.items():  # tied parameters are a single object, and stay tied
-        if id(old) not in wrapped:
-            local = _sharded_like(name, old, news[name])
-            wrapped[id(old)] = torch.nn.Parameter(local, requires_grad=old.requires_grad)
+    wrapped = {  # tied parameters are a single object, and stay tied
+        id(old): torch.nn.Parameter(_sharded_like(name, old, news[name]), old.requires_grad)
+        for name, old in kept.named_parameters()
+    }
     made.load_state_dict({name: wrapped[id(old)] for name, old in olds.items()}, strict=False, assign=True)
     for path, module in kept.named_modules():
         made.get_submodule(path)._buffers.update(module._buffers)  # also buffers that state_dict() omits
     made.train(kept.training)
     if optimizer is not None:
-        news = _parameters(made)
-        _replace_parameters(optimizer, {id(old): news[name] for name, old in olds.items()})
+        _replace_parameters(optimizer, wrapped)
 
 
 def declare_instead(worker: object, kept: torch.nn.Module, made: torch.nn.Module) -> None:
