@@ -84,9 +84,9 @@ def test_an_argument_of_a_wrong_type_is_refused_with_the_expected_type(
 def test_an_invalid_prompt_or_prefix_is_an_error_of_its_row_alone(
     prompt: Any, prefix: Any, message: str
 ) -> None:
-    wrong, right = generated([prompt, [20]], ONE, prefix=[prefix, None])
+    wrong, right = generated([prompt, [20]], replace(ONE, n=2), prefix=[prefix, None])
 
-    assert wrong.finish_reason == "error" and message in str(wrong.error)
+    assert {(one.finish_reason, message in str(one.error)) for one in wrong.all} == {("error", True)}
     assert right.tokens == (21,)
 
 

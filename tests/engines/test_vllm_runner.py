@@ -42,7 +42,7 @@ def params(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(key: int = 1, **sampling: Any) -> Answer:
-    row = Row(0, "row", (5, 6), SamplingParams(**sampling))
+    row = Row(0, "row", (5, 6), SamplingParams(**sampling), VOCABULARY)
     row.answers.append(Answer(row, key, 0, 3))
     return row.answers[0]
 

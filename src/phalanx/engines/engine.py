@@ -90,7 +90,7 @@ class EngineLoop:
         self._runner, self._context, self._weights = runner, context, weights
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
-        self._rows: set[Row] = set()  # rows whose end has not been reported
+        self._calls: set[asyncio.Queue[Any]] = set()  # events of the calls that have not returned
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
@@ -110,21 +110,21 @@ class EngineLoop:
         """Version of the weights that sample the next token; 0 before the first sync."""
         return WeightsDeclared.of(self._context).versions.get((self._context.role, self._weights or ""), 0)
 
-    async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
-        """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows on exit."""
-        events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
-        self._rows.update(rows)
-        for row in rows:
-            row.report, row.streams = events.put_nowait, streams
-            for answer in row.answers:
-                if answer.finish_reason is None:
-                    self._waiting[answer.key] = answer
-                else:
-                    self._stream(answer, len(answer.tokens))
-        self._finish(rows)
-        self._start_steps()
-        unfinished = len(rows)
+    async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Any]:
+        """Yield index and completion of each finished row, or all tokens if ``streams``. Drop the others on exit."""
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        unfinished = sum(len(row.answers) for row in rows) if streams else len(rows)
+        self._calls.add(events)
         try:
+            for row in rows:
+                row.report, row.streams = events.put_nowait, streams
+                for answer in row.answers:
+                    if answer.finish_reason is None:
+                        self._waiting[answer.key] = answer
+                    else:
+                        self._stream(answer, len(answer.tokens))
+            self._finish(rows)
+            self._start_steps()
             while unfinished:
                 if self._context.in_driver and events.empty() and not self._has_step():
                     raise RuntimeError(
@@ -133,10 +133,10 @@ class EngineLoop:
                 event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
-                unfinished -= isinstance(event, Row)
+                unfinished -= not isinstance(event, Tokens) or event.finish_reason is not None
                 yield event
         finally:
-            self._rows.difference_update(rows)
+            self._calls.discard(events)
             self._drop([answer for row in rows for answer in row.answers])
 
     def abort(self, ids: Container[str] | None = None) -> int:
@@ -154,8 +154,7 @@ class EngineLoop:
         self._mode = mode
         if mode == "abort":
             self.abort()
-        elif mode == "wait" and not self._asleep:
-            self._runner.release()  # an earlier pause may have held the runner
+        elif mode == "wait":
             self._start_steps()
             while self._running and self._task is not None:
                 await asyncio.wait([self._task])
@@ -165,7 +164,7 @@ class EngineLoop:
     def resume(self) -> None:
         """Continue after a pause."""
         self._mode = None
-        self._continue()
+        self._start_steps()
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Stop, and release the memory of ``tags``."""
@@ -177,7 +176,7 @@ class EngineLoop:
         """Allocate the memory of ``tags``, and continue unless the loop is stopped for another reason."""
         self._runner.wake(tags)
         self._asleep = self._asleep.difference(tags)
-        self._continue()
+        self._start_steps()
 
     def statistics(self) -> EngineStatistics:
         """Return the current statistics."""
@@ -193,18 +192,16 @@ class EngineLoop:
             paused=self._mode,
         )
 
-    def _continue(self) -> None:
-        if self.is_open:
-            self._runner.release()
-            self._start_steps()
-
     def _has_step(self) -> bool:
         if self.is_open:
             return bool(self._waiting or self._running)
         return self._mode == "wait" and not self._asleep and bool(self._running)
 
     def _start_steps(self) -> None:
-        if self._task is None and self._has_step():
+        has_step = self._has_step()
+        if self.is_open or has_step:
+            self._runner.release()  # an earlier pause may have held the runner
+        if self._task is None and has_step:
             self._task = asyncio.get_running_loop().create_task(self._run_steps())
 
     async def _run_steps(self) -> None:
@@ -252,15 +249,11 @@ class EngineLoop:
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
         """Append sampled tokens to their answers, and stream them by version."""
         finished: list[Answer] = []
-
-        def source(token: SampledToken) -> tuple[Answer, int]:
-            return token.answer, version if token.version is None else token.version
-
-        for (answer, token_version), tokens in itertools.groupby(sampled, source):
+        for (answer, own), tokens in itertools.groupby(sampled, lambda one: (one.answer, one.version)):
             start, ended = len(answer.tokens), len(finished)
             for token in tokens:
                 if answer.key in self._running:  # else the answer ended, or was aborted during the step
-                    answer.take(token, token_version, self._runner.vocabulary)
+                    answer.take(token, version if own is None else own)
                     if answer.finish_reason is not None:
                         finished.append(self._running.pop(answer.key))
             if len(answer.tokens) > start or len(finished) > ended:
@@ -287,14 +280,15 @@ class EngineLoop:
             )
 
     def _finish(self, rows: Iterable[Row]) -> int:
-        """Queue the finished rows among ``rows``, and return the number of all ``rows``."""
+        """Count the finished rows among ``rows``, queue them, and return the number of all ``rows``."""
         rows = dict.fromkeys(rows)
         for row in rows:
-            if row.is_finished:
+            ends = [answer.finish_reason for answer in row.answers]
+            if all(ends):
                 self._requests += 1
-                self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
-                self._rows.discard(row)
-                row.report(row)
+                self._aborted += "abort" in ends
+                if not row.streams:
+                    row.report((row.index, row.completion(self.version)))
         return len(rows)
 
     def _drop(self, answers: Sequence[Answer]) -> None:
@@ -308,9 +302,8 @@ class EngineLoop:
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        for report in {row.report for row in self._rows}:
-            report(error)
-        self._rows.clear()
+        for events in self._calls:
+            events.put_nowait(error)
         self._drop([*self._running.values(), *self._waiting.values()])
 
     def _report(self) -> None:
@@ -356,7 +349,7 @@ class RolloutEngine(Worker):
         """
         self._runner = runner
         self._seeds = random.Random(None if seed is None else f"{seed}/{self.rank}")
-        self._requests = RequestFactory(runner, encode, lambda: self._seeds.getrandbits(62))
+        self._requests = RequestFactory(runner, encode, self._seeds)
         self._loop = EngineLoop(runner, self._context, weights)
         self._has_warned = False
         if "engine" not in self._context.registered:
@@ -419,20 +412,20 @@ class RolloutEngine(Worker):
 
         For ``group.generate_rows.stream(..., by="rows")``.
         """
-        async with self._begin(prompts, sampling, prefix, ids) as events:
+        rows = self._requests.rows(prompts, sampling, prefix, ids)
+        async with contextlib.aclosing(self._loop.run(rows)) as events:
             async for row in events:
-                if isinstance(row, Row):
-                    yield row.index, row.completion(self.version, self._runner.vocabulary)
+                yield row
 
     @register(_BY_ENGINE)
     async def generate_tokens(
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> AsyncGenerator[Tokens]:
         """Yield tokens of :meth:`generate` as they are sampled, for ``group.any.generate_tokens.stream([prompt])``."""
-        async with self._begin(prompts, sampling, prefix, ids, streams=True) as events:
+        rows = self._requests.rows(prompts, sampling, prefix, ids)
+        async with contextlib.aclosing(self._loop.run(rows, streams=True)) as events:
             async for tokens in events:
-                if isinstance(tokens, Tokens):
-                    yield tokens
+                yield tokens
 
     @register(needs_weights=False)
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -502,13 +495,6 @@ class RolloutEngine(Worker):
         """End all answers, and release all resources."""
         self._loop.abort()
         self._runner.close()
-
-    def _begin(
-        self, prompts: Prompts, sampling: Sampling, prefix: Prefixes, ids: Ids, *, streams: bool = False
-    ) -> contextlib.aclosing[AsyncGenerator[Row | Tokens]]:
-        """Return the events of a call: finished rows, and tokens if ``streams``."""
-        rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
-        return contextlib.aclosing(self._loop.run(rows, streams=streams))
 
 
 def _check_tags(method: str, tags: Sequence[str]) -> None:

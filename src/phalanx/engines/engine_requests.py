@@ -14,6 +14,7 @@ import reprlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, NamedTuple
 
 from phalanx.engines.engine_types import (
@@ -84,7 +85,7 @@ class Answer:
         """Prompt and tokens: the context of the next token."""
         return [*self.row.prompt, *self.tokens]
 
-    def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
+    def take(self, sampled: SampledToken, version: int) -> None:
         """Append a token that was sampled by weights of ``version``, or end without another token."""
         if sampled.token is None:
             self.finish_reason, self.error = sampled.finish or "abort", sampled.error
@@ -95,41 +96,55 @@ class Answer:
             self.log_probs.append(sampled.log_prob)
         if sampled.top is not None:
             self.top.append(sampled.top)
-        self.finish_reason = sampled.finish or self._end(vocabulary)
+        self.finish_reason = sampled.finish or self._end()
 
-    def is_full(self, vocabulary: Vocabulary) -> bool:
+    def resume(self, given: Completion) -> None:
+        """Begin with a prefix. Log-probabilities that the prefix lacks are nan."""
+        if given.finished:
+            self.given, self.finish_reason, self.error = given, given.finish_reason, given.error
+            return
+        count, wanted = len(given.tokens), self.sampling.log_probs
+        self.tokens = list(given.tokens)
+        self.versions = [version for version, tokens in given.versions for _ in range(tokens)]
+        if wanted is not None:
+            self.log_probs = [*given.log_probs, *[math.nan] * (count - len(given.log_probs))]
+        if wanted:
+            self.top = [*given.top, *({} for _ in range(count - len(given.top)))]
+        if count and self._is_full():
+            self.finish_reason = "length"
+
+    def _is_full(self) -> bool:
         """Return whether ``max_tokens`` or the context is reached."""
-        return len(self.tokens) >= min(self.sampling.max_tokens, vocabulary.context - len(self.prompt))
+        room = self.row.vocabulary.context - len(self.prompt)
+        return len(self.tokens) >= min(self.sampling.max_tokens, room)
 
-    def _end(self, vocabulary: Vocabulary) -> FinishReason | None:
-        if self.tokens[-1] in vocabulary.end and not self.sampling.ignore_eos:
+    def _end(self) -> FinishReason | None:
+        is_end = self.tokens[-1] in self.row.vocabulary.end and not self.sampling.ignore_eos
+        if is_end or any(self._is_stopped_by(stop) for stop in self.sampling.stop):
             return "stop"
-        if any(self._is_stopped_by(stop, vocabulary) for stop in self.sampling.stop):
-            return "stop"
-        return "length" if self.is_full(vocabulary) else None
+        return "length" if self._is_full() else None
 
-    def _is_stopped_by(self, stop: Stop, vocabulary: Vocabulary) -> bool:
-        if isinstance(stop, int):
-            return self.tokens[-1] == stop
-        if isinstance(stop, tuple):
-            return tuple(self.tokens[-len(stop) :]) == stop
+    def _is_stopped_by(self, stop: Stop) -> bool:
+        if not isinstance(stop, str):
+            sequence = (stop,) if isinstance(stop, int) else stop
+            return tuple(self.tokens[-len(sequence) :]) == sequence
         # Earlier tokens were searched before, and a character has at most four tokens. The first tokens of a text can
         # be decoded differently, hence the second search in the complete text.
-        tail = "" if vocabulary.text is None else vocabulary.text(self.tokens[-4 * len(stop) - 8 :])
-        if vocabulary.text is None or stop not in tail:
+        decode = self.row.vocabulary.text
+        if decode is None or stop not in (tail := decode(self.tokens[-4 * len(stop) - 8 :])):
             return False
-        text = vocabulary.text(self.tokens)
+        text = decode(self.tokens)
         found = (one for one in self.sampling.stop if isinstance(one, str) and one in tail)
         starts = [text.index(one) for one in found if one in text]
         if starts:
             self.text = text[: min(starts)]
         return bool(starts)
 
-    def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
+    def completion(self, version: int) -> Completion:
         """Return the completion. ``version``, the current version, is used for an answer without tokens."""
         if self.given is not None:
             return self.given
-        text = self.text
+        text, vocabulary = self.text, self.row.vocabulary
         if text is None and vocabulary.text is not None:
             text = vocabulary.text([token for token in self.tokens if token not in vocabulary.end])
         runs = itertools.groupby(self.versions)
@@ -149,25 +164,21 @@ class Answer:
 class Row:
     """A prompt of a call, with its answers. ``index`` is its index in the rank's shard.
 
-    ``report`` gets the finished row, the tokens of its answers if ``streams``, and an error of the engine.
+    ``report`` gets the tokens of its answers if ``streams``, else its index and completion.
     """
 
     index: int
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    vocabulary: Vocabulary
     answers: list[Answer] = field(default_factory=list)
     report: Callable[[Any], None] = lambda _: None
     streams: bool = False
 
-    @property
-    def is_finished(self) -> bool:
-        """True if all answers are finished."""
-        return all(answer.finish_reason is not None for answer in self.answers)
-
-    def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
+    def completion(self, version: int) -> Completion:
         """Return the completion of the row; see :meth:`Answer.completion`."""
-        first, *more = (answer.completion(version, vocabulary) for answer in self.answers)
+        first, *more = (answer.completion(version) for answer in self.answers)
         return replace(first, more=tuple(more))
 
 
@@ -252,23 +263,20 @@ class RequestFactory:
     Args:
         runner: model runner of the engine.
         encode: function that encodes a text; None without a tokenizer.
-        next_seed: function that returns a seed for an answer whose sampling has none.
+        seeds: generator of seeds for answers whose sampling has none.
     """
 
-    def __init__(self, runner: ModelRunner, encode: Encode | None, next_seed: Callable[[], int]) -> None:
-        self._runner, self._encode, self._next_seed = runner, encode, next_seed
-        self._keys, self._ids = itertools.count(1), itertools.count(1)
+    def __init__(self, runner: ModelRunner, encode: Encode | None, seeds: Random) -> None:
+        self._runner, self._encode, self._seeds = runner, encode, seeds
+        self._keys = itertools.count(1)
         self._name = f"request-{secrets.token_hex(4)}"  # unique among the ranks
 
-    def rows(
-        self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int
-    ) -> list[Row]:
+    def rows(self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any) -> list[Row]:
         """Return a row for each prompt. A row that cannot be served, or needs no tokens, is already finished.
 
         Args:
             sampling: a ``SamplingParams``, or a list with an element per prompt.
             prefix, ids: None, or a list with an element per prompt.
-            version: current version of the weights.
 
         Raises:
             ValueError: if an argument is of the wrong type or length.
@@ -284,7 +292,7 @@ class RequestFactory:
             raise ValueError(f"sampling={sampling!r}: expected {expected}")
         samplings, prefixes = _column("sampling", samplings, count), _column("prefix", prefix, count)
         rows = zip(tokens, samplings, prefixes, _column("ids", ids, count), strict=True)
-        return [self._row(index, *row, version) for index, row in enumerate(rows)]
+        return [self._row(index, *row) for index, row in enumerate(rows)]
 
     def _prompt_tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
@@ -293,24 +301,23 @@ class RequestFactory:
             raise ValueError("a prompt is a text, but the engine has no tokenizer: give tokens or tokenizer=")
         return list(self._encode(prompt))
 
-    def _row(self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int) -> Row:
-        number = next(self._ids)
-        row = Row(index, f"{self._name}-{number}" if id is None else id, tuple(prompt), sampling)
+    def _row(self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any) -> Row:
+        name = f"{self._name}-{next(self._keys)}" if id is None else id
+        row = Row(index, name, tuple(prompt), sampling, self._runner.vocabulary)
         prefixes = _prefixes(prefix, sampling.n)
         error = next(self._errors(row, prefixes), None)
-        if error is not None:
-            prefixes = [Completion((), (), "error", ((version, 0),), row.id, error=error)]
         for sample, given in enumerate(prefixes):
-            seed = self._next_seed() if sampling.seed is None else sampling.seed
+            seed = self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed
             answer = Answer(row, next(self._keys), sample, seed)
-            _continue(answer, given)
-            if answer.tokens and answer.is_full(self._runner.vocabulary):
-                answer.finish_reason = "length"
+            if error is None:
+                answer.resume(given)
+            else:
+                answer.finish_reason, answer.error = "error", error
             row.answers.append(answer)
         return row
 
     def _errors(self, row: Row, prefixes: Sequence[Completion]) -> Iterator[str]:
-        vocabulary, sampling = self._runner.vocabulary, row.sampling
+        vocabulary, sampling = row.vocabulary, row.sampling
         longest = vocabulary.context - 1  # room for a token
         if not row.prompt:
             yield "its prompt is empty; give at least one token"
@@ -363,17 +370,3 @@ def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
         return prefix.all
     tokens = _tokens("prefix", () if prefix is None else prefix, "a Completion, its tokens, or None")
     return [Completion(tuple(tokens), (), "abort", ((UNKNOWN_VERSION, len(tokens)),))] * count
-
-
-def _continue(answer: Answer, given: Completion) -> None:
-    """Start an answer with its prefix. Log-probabilities that the prefix lacks are nan."""
-    if given.finished:
-        answer.given, answer.finish_reason, answer.error = given, given.finish_reason, given.error
-        return
-    count = len(given.tokens)
-    answer.tokens = list(given.tokens)
-    answer.versions = [version for version, tokens in given.versions for _ in range(tokens)]
-    if answer.sampling.log_probs is not None:
-        answer.log_probs = [*given.log_probs, *[math.nan] * (count - len(given.log_probs))]
-    if answer.sampling.log_probs:
-        answer.top = [*given.top, *({} for _ in range(count - len(given.top)))]

@@ -30,9 +30,6 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 UNKNOWN_VERSION = -1
 """Weights version of tokens that were given as a prefix without their completion."""
 
-Runs: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Pairs of a weights version and the number of consecutive tokens that were sampled with it."""
-
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -107,7 +104,7 @@ class Completion:
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish_reason: FinishReason
-    versions: Runs
+    versions: tuple[tuple[int, int], ...]
     id: str = ""
     text: str | None = None
     error: str | None = None
