@@ -47,9 +47,8 @@ class VllmRunner(ModelRunner):
     def __init__(self, model: str, options: dict[str, Any], text: Decode | None, *, seeds: bool) -> None:
         self._seeds = seeds
         self._running: dict[int, Future[None]] = {}
-        self._lock = threading.Lock()
-        self._sampled: list[SampledToken] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._sampled: list[SampledToken] = []  # for the next step; used on the loop of ``llm`` only
+        self._changed = asyncio.Event()  # the pending step may end
         self._is_held = False
         self._asleep = frozenset[str]()
         self._broken: str | None = None
@@ -113,50 +112,37 @@ class VllmRunner(ModelRunner):
             prompt = {"type": "token", "prompt_token_ids": answer.so_far, "arrival_time": time.time()}
             params = sampling_params(answer, self.vocabulary, seeds=self._seeds)
             async for output in self.llm.generate(prompt, params, name):
-                self._collect(sampled_tokens(answer, output.outputs[0], self._version))
+                self._sampled += list(sampled_tokens(answer, output.outputs[0], self._version))
+                self._changed.set()
         except Exception as error:
             why = f"vLLM raised {type(error).__name__}: {error}"
             if self.llm.errored:
-                self._broken = why
-                self._collect(())  # the next step raises the error
+                self._broken = why  # the next step raises the error
             else:
-                self._collect([SampledToken(answer, None, finish="error", error=why)])
-
-    def _collect(self, sampled: Iterable[SampledToken]) -> None:
-        """Add tokens for the pending step, which ends when the tokens of all answers are here."""
-        sampled = list(sampled)  # before anything is changed: an output of vLLM may lack a log-probability
-        with self._lock:
-            is_first = not self._sampled
-            self._sampled += sampled
-        if is_first:
-            self._loop.call_soon(self._complete_step)
-
-    def _is_pending(self) -> bool:
-        return bool(self._running) and not (self._sampled or self._is_held or self._broken)
-
-    def _complete_step(self) -> None:
-        """End the pending step, if there is a reason."""
-        with self._lock:
-            if self._waiter is None or self._is_pending():
-                return
-            waiter, self._waiter = self._waiter, None
-        waiter.get_loop().call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+                self._sampled.append(SampledToken(answer, None, finish="error", error=why))
+            self._changed.set()
 
     async def step(self) -> Iterable[SampledToken]:
         self._check()
-        with self._lock:
-            waiter = self._waiter = asyncio.get_running_loop().create_future() if self._is_pending() else None
-        if waiter is not None:
-            await waiter
-        with self._lock:
-            sampled, self._sampled = self._sampled, []
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._next_tokens(), self._loop))
+
+    async def _next_tokens(self) -> Iterable[SampledToken]:
+        """Wait for tokens: all of a step of vLLM, since tasks that it wakes together run before this one."""
+        while self._running and not (self._sampled or self._is_held or self._broken):
+            self._changed.clear()
+            await self._changed.wait()
+        sampled, self._sampled = self._sampled, []
         return sampled
+
+    def _end_step(self) -> None:
+        """End the pending step, if there is a reason."""
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     def remove(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             if answer.key in self._running:
                 self._running.pop(answer.key).cancel()
-        self._complete_step()
+        self._end_step()
 
     def weights_changed(self) -> None:
         """Do nothing: :meth:`load` drops vLLM's results of the old weights."""
@@ -165,7 +151,7 @@ class VllmRunner(ModelRunner):
         if not self._is_held and self._broken is None:
             self.wait(self.llm.pause_generation(mode="keep", clear_cache=False))
         self._is_held = True
-        self._complete_step()
+        self._end_step()
 
     def release(self) -> None:
         if self._is_held and self._broken is None:
@@ -184,7 +170,7 @@ class VllmRunner(ModelRunner):
             self.wait(self._load(location, version))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
-            self._complete_step()  # so that running answers raise WeightsTorn
+            self._end_step()  # so that running answers raise WeightsTorn
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: Location, version: int) -> None:
