@@ -195,23 +195,17 @@ class VllmRunner(ModelRunner):
 
     def sleep(self, tags: Sequence[str]) -> None:
         self.reset_cache()
-        self.wait(self._set_asleep(self._asleep.union(tags)))
+        if not self._asleep.issuperset(tags):  # vLLM puts all parts to sleep together, from awake
+            awake = set(TAGS).difference(tags, self._asleep)
+            self.wake(TAGS)
+            self.wait(self.llm.sleep(level=1, mode="keep"))
+            self._asleep = frozenset(TAGS)
+            self.wake([*awake])
 
     def wake(self, tags: Sequence[str]) -> None:
-        self.wait(self._set_asleep(self._asleep.difference(tags)))
-
-    async def _set_asleep(self, wanted: frozenset[str]) -> None:
-        """Let exactly the ``wanted`` parts sleep. vLLM puts all to sleep together, and wakes only sleeping parts."""
-        if not wanted <= self._asleep:
-            await self._wake(self._asleep)
-            await self.llm.sleep(level=1, mode="keep")
-            self._asleep = frozenset(TAGS)
-        await self._wake(self._asleep - wanted)
-        self._asleep = wanted
-
-    async def _wake(self, tags: frozenset[str]) -> None:
-        if tags:
-            await self.llm.wake_up(tags=sorted(tags, key=TAGS.index))
+        if asleep := self._asleep.intersection(tags):
+            self.wait(self.llm.wake_up(tags=sorted(asleep, key=TAGS.index)))
+            self._asleep -= asleep
 
     def close(self) -> None:
         if self._thread.is_alive():
