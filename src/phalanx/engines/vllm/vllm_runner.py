@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import shutil
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -53,7 +53,6 @@ class VllmRunner(ModelRunner):
         self._asleep = frozenset[str]()
         self._broken: str | None = None
         self._version, self._cache_use = 0, 0.0
-        self._shared_memory = set[str]()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
@@ -90,8 +89,7 @@ class VllmRunner(ModelRunner):
 
         llm_class = resolve_name("vllm.v1.engine.async_llm:AsyncLLM")
         self.llm = llm_class.from_engine_args(arguments, stat_loggers=[Metrics])
-        self._shared_memory.update(*await self.llm.collective_rpc("phalanx_shared_memory"))
-        for path in self._shared_memory:
+        for path in set[str]().union(*await self.llm.collective_rpc("phalanx_shared_memory")):
             os.symlink(path, f"{self._sockets}/{os.path.basename(path)}")
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
@@ -217,10 +215,9 @@ class VllmRunner(ModelRunner):
                 self._thread.join(_END_S)
                 if not self._thread.is_alive():
                     self._loop.close()
+                for path in Path(self._sockets).iterdir():
+                    path.resolve().unlink(missing_ok=True)  # vLLM removes shared memory, unless it was killed
                 shutil.rmtree(self._sockets, ignore_errors=True)
-                for path in self._shared_memory:
-                    with contextlib.suppress(FileNotFoundError):  # vLLM removes it, unless it was killed
-                        os.unlink(path)
 
     async def _shut_down(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
