@@ -52,18 +52,17 @@ def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> A
 
 
 def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
-    """Yield the tokens of an output of vLLM, sampled by weights of ``version``; the last token has the end, if any."""
+    """Yield the tokens of an output of vLLM, sampled by weights of ``version``, and then the end, if any."""
     count, listed = answer.sampling.log_probs or 0, output.logprobs
-    end = output.finish_reason if output.finish_reason in (None, "stop", "length") else "abort"
-    if end is not None and not output.token_ids:
-        yield SampledToken(answer, None, finish=end, version=version)
     for index, token in enumerate(output.token_ids):
-        finish = end if index == len(output.token_ids) - 1 else None
         log_probs: dict[int, Any] = {} if listed is None else listed[index]
         likeliest = sorted(log_probs, key=lambda other: log_probs[other].rank)[:count]
         top = {other: log_probs[other].logprob for other in likeliest} or None
         log_prob = None if listed is None else log_probs[token].logprob
-        yield SampledToken(answer, token, log_prob, top, finish, version)
+        yield SampledToken(answer, token, log_prob, top, version=version)
+    if output.finish_reason is not None:
+        end = output.finish_reason if output.finish_reason in ("stop", "length") else "abort"
+        yield SampledToken(answer, None, finish=end, version=version)
 
 
 def _processor() -> Any:
