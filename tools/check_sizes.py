@@ -26,7 +26,7 @@ PACKAGES = {
     "channels": 2090,
     "checkpoint": 1875,
     "api debug data": 1660,
-    "parallel engines": 1865,
+    "parallel engines": 1825,
     "compat": 1915,
     "cli testing __init__ __main__": 1095,
 }
