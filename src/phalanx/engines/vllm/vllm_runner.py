@@ -215,8 +215,9 @@ class VllmRunner(ModelRunner):
                 self._thread.join(_END_S)
                 if not self._thread.is_alive():
                     self._loop.close()
-                for path in Path(self._sockets).iterdir():
-                    path.resolve().unlink(missing_ok=True)  # vLLM removes shared memory, unless it was killed
+                for path in Path(self._sockets).glob("*"):
+                    if path.is_symlink():  # vLLM removes its shared memory, unless it was killed
+                        path.resolve().unlink(missing_ok=True)
                 shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def _shut_down(self) -> None:
