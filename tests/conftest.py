@@ -123,3 +123,11 @@ def here() -> Iterator[px.ResourcePool]:
     """Three inline slots, for tests that would show no more on Ray."""
     with px.ResourcePool([3], use_gpu=False, backend="inline") as made:
         yield made
+
+
+@pytest.fixture
+def group(shared: px.WorkerGroup) -> px.WorkerGroup:
+    """The group that the tests of a module share, ready again."""
+    if shared.state != "ready":
+        shared.restart()
+    return shared

@@ -204,6 +204,7 @@ REFUSED = {
         S(max_tokens=0)
         S(max_tokens=True)  # max_tokens=True
         S(stop=[""])  # empty text
+        S(stop=1.5)  # stop=1.5
         S(temperature=-1)
         S(top_p=0)
         S(n=0)

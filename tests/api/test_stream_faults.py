@@ -68,13 +68,6 @@ def shared(pool: px.ResourcePool) -> px.WorkerGroup:
     return px.WorkerGroup(pool[0:2], Source)
 
 
-@pytest.fixture
-def group(shared: px.WorkerGroup) -> px.WorkerGroup:
-    if shared.state != "ready":
-        shared.restart()
-    return shared
-
-
 def test_a_stream_that_misses_its_deadline_is_stopped_and_breaks_the_group(group: px.WorkerGroup) -> None:
     future = group.count_async.submit(1)
     assert future.result() == [[0], [0]]

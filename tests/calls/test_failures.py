@@ -71,13 +71,6 @@ def shared(pool: px.ResourcePool) -> px.WorkerGroup:
     return px.WorkerGroup(pool[0:3], Leaver)
 
 
-@pytest.fixture
-def group(shared: px.WorkerGroup) -> px.WorkerGroup:
-    if shared.state != "ready":
-        shared.restart()
-    return shared
-
-
 def test_a_failure_names_its_ranks_once_and_leaves_the_group_ready_if_all_ranks_return(
     group: px.WorkerGroup,
 ) -> None:

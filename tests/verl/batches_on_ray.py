@@ -104,10 +104,6 @@ class Adder(Worker):
     def mesh(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
 
-    @register(OVER_DP)
-    def mesh_sizes(self, data: DataProto) -> DataProto:
-        return self.metrics(data)
-
     @register(OVER_DP, blocking=False)
     def mesh_later(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
@@ -166,10 +162,10 @@ def case_padding_is_added_and_removed(group: Any) -> None:
         data = padded(count)
         assert values(group.split(data=data)) == added(count, size)
         assert len(data) == count
-    for count in (3, 5):  # over a mesh, shards are uneven
-        size = (count + 1) // 2
-        assert values(group.mesh(padded(count))) == added(count, size)
-        assert group.mesh_sizes(padded(count)).meta_info["metrics"]["rows"] == [size, count - size]
+    for count in (3, 5):
+        assert values(group.mesh(padded(count))) == added(count, (count + 1) // 2)
+    [shards], _ = OVER_DP["dispatch_fn"](group, padded(3))
+    assert [len(shard) for shard in shards] == [2, 2, 1, 1]  # a mesh splits unevenly
 
 
 def case_a_list_by_rank_is_not_shortened(group: Any) -> None:

@@ -118,7 +118,9 @@ class WorkerGroup(GroupView):
                 "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
                 "px.ResourcePool(..., detached=True)"
             )
-        pool.repair(options.start_timeout, idle=True)  # no rank can start on a node that was lost or is drained
+        pool.repair(
+            options.start_timeout, idle=True
+        )  # no rank can start on a node that was lost or is drained
         self.number = next(session.group_numbers)
         core = Group(self._handle(pool, bound, options), pool.backend_api, pool.world_size, owner=True)
         core.pool, core.tenant, core.has_pool = pool, self, True

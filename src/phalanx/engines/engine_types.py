@@ -5,7 +5,7 @@ Types that calls pass are registered as values without rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -275,7 +275,8 @@ def check_folder(argument: str, folder: str | Path) -> None:
 
 def _checked_stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
-    for stop in () if given is None else [given] if isinstance(given, int | str) else given:
+    is_several = isinstance(given, Iterable) and not isinstance(given, str)
+    for stop in () if given is None else given if is_several else [given]:
         if (isinstance(stop, str) and stop) or (isinstance(stop, int) and not isinstance(stop, bool)):
             stops.append(stop)
         elif isinstance(stop, Sequence) and stop and all(_is_whole(token, 0) for token in stop):
