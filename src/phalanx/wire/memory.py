@@ -52,6 +52,8 @@ def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
     Not ``Tensor.numpy()``, after which the tensor could not be resized any more, nor ``torch.from_numpy``, which warns
     about read-only arrays.
     """
+    if not nbytes:  # older NumPy refuses the address 0 of an empty tensor
+        return np.empty(0, np.uint8)
     interface = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
     return np.asarray(SimpleNamespace(owner=owner, __array_interface__=interface))
 
