@@ -86,7 +86,8 @@ class Lifecycle:
         self.remedies = (
             "restart() recreates its ranks, px.replace_ranks(group) replaces the lost ranks, close() ends the group."
             if owner
-            else "Its owner can restart it; if it is attached, close(pool=True) ends it, so that it can be recreated."
+            else "Its owner can restart it. If it is attached, px.attach finds the new ranks then, or close(pool=True) "
+            "ends it, so that it can be recreated."
         )
         self.state = State.STARTING
         #: Number of the present roster: it grows by 1 with each restart, and each change of the members.
