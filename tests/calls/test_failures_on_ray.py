@@ -246,7 +246,7 @@ def test_results_and_errors_that_cannot_be_sent_are_reported_and_the_rank_surviv
 def test_a_base_exception_is_reported_with_its_type_and_traceback(
     group: px.WorkerGroup, kind: str, name: str
 ) -> None:
-    with pytest.raises(px.RemoteCallError, match=f"raised {name}") as raised:
+    with pytest.raises(px.RemoteCallError, match=rf"raised (exceptiongroup\.)?{name}") as raised:
         group.throw(kind)
 
     report = raised.value.failures[0]
