@@ -134,10 +134,8 @@ class _Torch:
     """
 
     def __init__(self, order: ProfileOrder) -> None:
-        known = torch_profiler.ProfilerActivity
         self._cuda = torch.cuda.is_available()
-        self._kinds = [known.CPU, known.CUDA] if self._cuda else [known.CPU]
-        self._profile = torch_profiler.profile(activities=self._kinds, **order.options)
+        self._profile = torch_profiler.profile(**order.options)
         self._collecting = True  # once it was started
 
     def start(self) -> None:
@@ -152,7 +150,7 @@ class _Torch:
 
     def _collect(self, on: bool) -> None:
         if on is not self._collecting and not self._cuda:
-            self._profile.toggle_collection_dynamic(on, self._kinds)
+            self._profile.toggle_collection_dynamic(on, [torch_profiler.ProfilerActivity.CPU])
         self._collecting = on
 
     def stop(self) -> bytes | None:
