@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qsl, urlparse
 
 from phalanx.errors import PhalanxError
 from phalanx.wire.messages import STORE_VARIABLE
@@ -78,9 +78,9 @@ def _rendezvous(
         return
     import torch.distributed as dist
 
-    query = parse_qs(urlparse(url).query)
-    rank = int(query["rank"][0]) if "rank" in query else int(os.environ["RANK"])
-    world_size = int(query["world_size"][0]) if "world_size" in query else int(os.environ["WORLD_SIZE"])
+    place = {name: os.environ.get(name.upper(), "") for name in ("rank", "world_size")}
+    place.update(parse_qsl(urlparse(url).query))
+    rank, world_size = int(place["rank"]), int(place["world_size"])
     if named == "inline":
         if world_size > 1:
             raise PhalanxError(
