@@ -160,16 +160,17 @@ def _join_world(worker: Any, world: _World | None) -> None:
     if world is None:
         return
     import torch.distributed as dist  # there was a process group
+    from torch.nn.parallel import DistributedDataParallel
 
     backend, timeout = world
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timeout)
-    wrapper: Any = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", ())
     kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
     for name, ddp in list(vars(worker).items()):
-        if isinstance(ddp, wrapper):
+        if isinstance(ddp, DistributedDataParallel):
             options = {option: getattr(ddp, option) for option in kept}
-            setattr(worker, name, wrapper(ddp.module, device_ids=ddp.device_ids or None, **options))
+            again = DistributedDataParallel(ddp.module, device_ids=ddp.device_ids or None, **options)
+            setattr(worker, name, again)
 
 
 #: Seconds that a copy may take on its way to the rank that fetches it.
