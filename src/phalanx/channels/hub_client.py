@@ -94,8 +94,8 @@ class HubClient:
     """A client of a hub of this process."""
 
     def __init__(self, hub: Hub | None) -> None:
-        closers = current_closers()
-        place = closers.place if closers is not None and closers.place else "the process"
+        context = current_context()
+        place = "the process" if context is None else f"rank {context.rank} of group {context.group!r}"
         self.name = f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
         self.is_local = hub is not None
         self.inline_bytes = settings().inline_bytes  # once: it reads all environment variables

@@ -29,8 +29,6 @@ class ExitHooks:
         self._hooks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         #: True if the rank leaves its group: it rejects new user calls, and in the end hands over its channel items.
         self.leaves = False
-        #: The rank as text, from its setup on: "rank 2 of group 'actor'".
-        self.place = ""
         #: Called before the result of a call is sent; the result waits for the futures that they return, if any.
         self.before_result: list[Callable[[], Future[Any] | None]] = []
         #: Called with the reason if the rank ends without running its hooks.

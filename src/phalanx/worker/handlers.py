@@ -55,7 +55,6 @@ def follow(
     runtime: WorkerRuntime, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None
 ) -> None:
     """Enter an epoch in which other ranks have joined or left, with the new size and meshes of the group."""
-    runtime.epoch = number
     for context in (runtime.context, *map(context_of, runtime.instances.values())):
         context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes or {})
     os.environ["WORLD_SIZE"] = str(world_size)
@@ -79,7 +78,7 @@ def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     Raises:
         DeclarationError: if calls of the rank interleave, or :class:`Profiling` raises it.
     """
-    if runtime.asynchronous:
+    if runtime.context.asynchronous:
         raise DeclarationError(
             "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
             "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
@@ -117,7 +116,7 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    runtime.epoch = epoch
+    runtime.context.epoch = epoch
     shared = runtime.context.shared
     world: _World | None = None
     if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank

@@ -163,7 +163,6 @@ class WorkerRuntime:
         weights: its published and accepted weights, and the reasons why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
-        epoch: number of its epoch.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -172,7 +171,7 @@ class WorkerRuntime:
         self._services = services
         self.in_driver = services.in_driver
         self.instances: dict[str, Any] = {}
-        self.context = WorkerContext(rank=UNKNOWN_RANK, host=socket.gethostname())
+        self.context = WorkerContext(rank=UNKNOWN_RANK, epoch=ANY_EPOCH, host=socket.gethostname())
         self.closers = ExitHooks(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -185,12 +184,11 @@ class WorkerRuntime:
         #: Returns a context in which a call, or an item of it, can be interrupted; in the driver's process, a context
         #: in which the calling thread is this rank.
         self._step = side.step if side else lambda number: present(self.context)
-        #: True if the group has ``max_concurrency``, and True if calls therefore interleave on the process's own loop.
-        self.asynchronous = self.interleaves = False
+        #: True if calls interleave on the process's own loop, since the group has ``max_concurrency``.
+        self.interleaves = False
         # Errors that are not failures of the call. In a rank's own process, only a method raises KeyboardInterrupt.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
-        self.epoch = ANY_EPOCH
         self.weights = WeightRegistry(self.context)
 
     # The rank
@@ -206,10 +204,8 @@ class WorkerRuntime:
     def setup(self, data: bytes, refs: Sequence[Any]) -> None:
         """Become a rank: set the environment, import the classes (which may import torch), create the objects."""
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
-        self.epoch = setup.epoch
         self._set_context(setup)
         step = self._step  # constructors do not run as tasks
-        self.asynchronous = setup.asynchronous
         if self._control and setup.asynchronous:
             self.interleaves = True
             self._passes = (GeneratorExit,)  # SystemExit would end the loop of all calls, but not the process
@@ -237,7 +233,6 @@ class WorkerRuntime:
             raise self.failure(error, "", "__init__") from None
 
     def _set_context(self, setup: RankConfig) -> None:
-        self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
         self.context = context = WorkerContext(
             **vars(setup),
             in_driver=self.in_driver,
@@ -455,15 +450,16 @@ class WorkerRuntime:
         """
         if is_library_call(call.method):
             return
-        if self.closers.leaves or call.epoch not in (ANY_EPOCH, self.epoch):
-            group, name = self.context.group, full_name(call.role, call.method)
+        if self.closers.leaves or call.epoch not in (ANY_EPOCH, self.context.epoch):
+            group, current = self.context.group, self.context.epoch
+            name = full_name(call.role, call.method)
             epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
             stale = StaleEpoch(
                 f"group {group!r} has other ranks by now: this call of {name} belongs to {epoch}, the group is in "
-                f"epoch {self.epoch}; make the call again",
+                f"epoch {current}; make the call again",
                 group=group,
                 epoch=call.epoch,
-                current=self.epoch,
+                current=current,
             )
             raise self.failure(stale, call.role, call.method, "stale")
         if self.weights.unusable and call.method != RUN:
