@@ -323,6 +323,10 @@ class _Model(_Component):
         """Do nothing: the tensors are filled."""
 
 
+_Parameters = dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]]
+"""Parameters by name, each with its layout and its parameter group."""
+
+
 class _Optimizer(_Component):
     """An optimizer, saved by the names of its parameters. A load creates state that is not there yet.
 
@@ -334,12 +338,12 @@ class _Optimizer(_Component):
         super().__init__("optimizer", optimizer)
         self._model = model
 
-    def _parameters(self) -> dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]]:
-        """Return each parameter by name, with its layout and its parameter group."""
+    def _parameters(self) -> _Parameters:
+        """Return the parameters of the optimizer."""
         known: dict[tuple[Any, ...], tuple[str, LocalTensor]] = {}
         for name, tensor in ({} if self._model is None else self._model.tensors()).items():
             known.setdefault(_identity(tensor.value), (name, tensor))
-        found: dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]] = {}
+        found: _Parameters = {}
         for number, group in enumerate(self._owner.param_groups):
             for index, parameter in enumerate(group["params"]):
                 own = _identity(parameter)
