@@ -74,6 +74,9 @@ class MegatronWorker(Worker):
     ``rejoin()`` forms the state of :meth:`init_model_parallel` again.
     """
 
+    #: Arguments of the last :meth:`init_model_parallel`.
+    _formed: dict[str, Any] | None = None
+
     def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # also without super().__init__()
         worker = super().__new__(cls)
         worker.register_mesh(MESH, coordinates)
@@ -111,7 +114,7 @@ class MegatronWorker(Worker):
             context_parallel_size=cp,
             **options,
         )
-        self._formed: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "seed": seed, **options}
+        self._formed = {"tp": tp, "pp": pp, "cp": cp, "seed": seed, **options}
         torch.manual_seed(seed)
         if device.type == "cuda":
             from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -126,13 +129,12 @@ class MegatronWorker(Worker):
         Megatron's own data-parallel wrapper and distributed optimizer, keep the old groups: override this to create
         them again. See :meth:`phalanx.Worker.rejoin`.
         """
-        formed: dict[str, Any] | None = self.__dict__.get("_formed")
-        if formed is None:
+        if self._formed is None:
             super().rejoin()
             return
         if not torch.distributed.is_initialized():  # the library destroyed it before the first role rejoins
             self.leave_model_parallel()
-            self.init_model_parallel(**formed)
+            self.init_model_parallel(**self._formed)
         modules = (value for value in vars(self).values() if isinstance(value, torch.nn.Module))
         replace_groups(modules, parallel_state())
 

@@ -79,7 +79,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def _sharded_like(name: str, old: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return the local tensor of ``old``, wrapped in the layout of ``like``."""
     local = local_of(old.detach())
-    expected = like.to_local() if isinstance(like, DTensor) else like
+    expected = local_of(like)
     if local.shape != expected.shape:
         raise DeclarationError(
             f"keep_tensors: {name} has the local shape {tuple(local.shape)} and would have {tuple(expected.shape)} in "
