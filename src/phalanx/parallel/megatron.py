@@ -146,11 +146,12 @@ class MegatronWorker(Worker):
         from megatron.core import ModelParallelConfig
 
         state = parallel_state()
-        known: dict[str, Any] = {"use_cpu_initialization": self.device.type == "cpu"}
+        known: dict[str, Any] = {
+            "use_cpu_initialization": self.device.type == "cpu",
+            "pipeline_dtype": options.get("params_dtype", torch.float32),  # used if pp > 1
+        }
         for axis in ("tensor_model", "pipeline_model", "context"):
             known[f"{axis}_parallel_size"] = getattr(state, f"get_{axis}_parallel_world_size")()
-        if known["pipeline_model_parallel_size"] > 1:
-            known["pipeline_dtype"] = options.get("params_dtype", torch.float32)
         return ModelParallelConfig(**{**known, **options})
 
     def leave_model_parallel(self) -> None:
