@@ -136,22 +136,23 @@ class _Torch:
     def __init__(self, order: ProfileOrder) -> None:
         self._cuda = torch.cuda.is_available()
         self._profile = torch_profiler.profile(**order.options)
-        self._collecting = True  # once it was started
 
     def start(self) -> None:
         self._profile.start()
+        self._collect(False)
 
     @contextmanager
     def span(self, name: str) -> Generator[None]:
         self._collect(True)
-        with torch_profiler.record_function(name):
-            yield
-        self._collect(False)
+        try:
+            with torch_profiler.record_function(name):
+                yield
+        finally:
+            self._collect(False)
 
     def _collect(self, on: bool) -> None:
-        if on is not self._collecting and not self._cuda:
+        if not self._cuda:
             self._profile.toggle_collection_dynamic(on, [torch_profiler.ProfilerActivity.CPU])
-        self._collecting = on
 
     def stop(self) -> bytes | None:
         if self._cuda:
