@@ -67,7 +67,9 @@ class Control:
 
     def describe(self) -> SideChannel:
         """Return the file descriptors and the identity of this process, for the node's agent."""
-        return SideChannel(_start_ticks(), self.page.fd, self._stacks, self._wake, self._mark)
+        with open("/proc/self/stat", "rb") as stat:  # proc(5), field 22: its start in clock ticks since boot
+            started = int(stat.read().rpartition(b")")[2].split()[19])
+        return SideChannel(started, self.page.fd, self._stacks, self._wake, self._mark)
 
     @contextlib.contextmanager
     def task_step(self, number: int) -> Generator[None]:
@@ -158,12 +160,6 @@ class _Step:
 
     def __exit__(self, *_: object) -> None:
         self._control.running = 0
-
-
-def _start_ticks() -> int:
-    """Return the start of this process in clock ticks since boot: with the pid, its identity (proc(5), field 22)."""
-    with open("/proc/self/stat", "rb") as stat:
-        return int(stat.read().rpartition(b")")[2].split()[19])
 
 
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler
