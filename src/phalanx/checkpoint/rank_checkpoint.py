@@ -90,7 +90,7 @@ def plan_save(
         model: True to save the model alone, with keys relative to it. A state without a model is the model.
     """
     planners: dict[str, SavePlanner] = {}
-    for name, state in states_of(runtime.context, runtime.instances, runtime.device, role).items():
+    for name, state in states_of(runtime, role).items():
         leaves = state.leaves()
         if model and _has_model(leaves):
             paths = {path[1:]: value for path, value in leaves.values() if path[:1] == ("model",)}
@@ -214,7 +214,7 @@ def _planned(
     runtime: WorkerRuntime, role: str, stored: StoredState, index: int, report: LoadReport
 ) -> Callable[[], int]:
     """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``."""
-    state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
+    state = states_of(runtime, role)[role]
     declared = declared_states(runtime.context).get(role)
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")

@@ -237,7 +237,7 @@ async def restore_snapshot(
 
 def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state.RankState]:
     """Return the state of each role, and last, since loading may draw random numbers, that of the generators."""
-    states = rank_state.states_of(runtime.context, runtime.instances, runtime.device)
+    states = rank_state.states_of(runtime)
     if rng:
         generators = rank_state.generators_of(runtime.device)
         states[state_copies.RNG] = rank_state.RankState(generators, None, runtime.device)

@@ -12,17 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import LocalBox, cut
 from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, read_megatron, stated_tensors
+
+if TYPE_CHECKING:  # drivers plan saves without a runtime
+    from phalanx.worker.worker_runtime import WorkerRuntime
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Path of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
@@ -184,15 +186,13 @@ def has_state(worker: Any, declared: StateOf | None) -> bool:
     )
 
 
-def states_of(
-    context: WorkerContext, workers: Mapping[str, Any], device: Any, role: str = ""
-) -> dict[str, RankState]:
+def states_of(runtime: WorkerRuntime, role: str = "") -> dict[str, RankState]:
     """Return the state of ``role``, or of each role with a state. Warn of roles without one.
 
     Raises:
         CheckpointError: if no role has a state.
     """
-    declared = declared_states(context)
+    workers, declared = runtime.instances, declared_states(runtime.context)
     names = [role] if role in workers else []
     names = names or [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
     if names and not role and len(names) < len(workers):
@@ -203,7 +203,8 @@ def states_of(
             stacklevel=2,
         )
     states = {
-        name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]
+        name: RankState(workers[name], declared.get(name), runtime.device)
+        for name in names or list(workers)[:1]
     }
     return {name: state for name, state in states.items() if state.names} or states
 

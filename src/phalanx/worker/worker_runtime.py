@@ -230,7 +230,7 @@ class WorkerRuntime:
         except self._passes:
             raise
         except BaseException as error:
-            raise self.failure(error, "", "__init__") from None
+            raise self.failure(error, RankCall(setup.epoch, "", "__init__")) from None
 
     def _set_context(self, setup: RankConfig) -> None:
         self.context = context = WorkerContext(
@@ -334,7 +334,7 @@ class WorkerRuntime:
         except self._passes:
             raise
         except BaseException as error:
-            raise self.failure(error, call.role, call.method) from None
+            raise self.failure(error, call) from None
 
     def stream(self, message: Message) -> Generator[Any]:
         """Run a call whose method yields, up to the next item at each request; the last item is a ``StreamEnd``.
@@ -397,8 +397,8 @@ class WorkerRuntime:
         if isinstance(error, GeneratorExit):
             error = Interrupted("its reader left it between two items")
         elif isinstance(error, Interrupted):
-            return self.failure(error, call.role, call.method)
-        raise self.failure(error, call.role, call.method) from None
+            return self.failure(error, call)
+        raise self.failure(error, call) from None
 
     def run_direct(self, *call: Any) -> Any:
         """Run a call of a handle that is used without a group, as :meth:`run_direct_async`."""
@@ -461,13 +461,13 @@ class WorkerRuntime:
                 epoch=call.epoch,
                 current=current,
             )
-            raise self.failure(stale, call.role, call.method, "stale")
+            raise self.failure(stale, call, "stale")
         if self.weights.unusable and call.method != RUN:
             reason = self.weights.unusable.get(call.role)
             spec = registered_methods(type(self.instances.get(call.role))).get(call.method)
             if reason is not None and (spec is None or spec.needs_weights):
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
-                raise self.failure(torn, call.role, call.method)
+                raise self.failure(torn, call)
 
     async def _before_result(self) -> None:
         waiting = [future for hook in self.closers.before_result if (future := hook()) is not None]
@@ -514,10 +514,8 @@ class WorkerRuntime:
         self._check_made(call.role, call.method)
         return getattr(target, call.method), args, kwargs
 
-    def failure(
-        self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
-    ) -> RankFailure:
-        """Return ``error`` as the failure of a method in this process.
+    def failure(self, error: BaseException, call: RankCall, kind: FailureKind = "raised") -> RankFailure:
+        """Return ``error`` as the failure of a call in this process.
 
         If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
         ``except KeyError`` on the driver catches it here too.
@@ -535,8 +533,8 @@ class WorkerRuntime:
             error,
             rank=context.rank,
             kind="cancelled" if isinstance(error, Interrupted) else kind,
-            role=role or None,
-            method=method,
+            role=call.role or None,
+            method=call.method,
             hint=_MODULES if isinstance(error, ModuleNotFoundError) else None,
             host=context.host,
             pid=os.getpid(),
