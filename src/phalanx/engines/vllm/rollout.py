@@ -85,8 +85,7 @@ class VllmRollout(RolloutEngine):
             if self._server is not None:
                 self._endpoint = self._vllm.wait(self._server.start(self._vllm.llm))
             if weights is not None:
-                trusts = bool(options.get("trust_remote_code", False))
-                expected = expected_weights(str(model), self._vllm.dtype, trust_remote_code=trusts)
+                expected = expected_weights(self._vllm.model_config)
                 coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
                 self.accept_weights(weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[key]))
             undo.pop_all()

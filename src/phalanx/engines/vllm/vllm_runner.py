@@ -68,8 +68,7 @@ class VllmRunner(ModelRunner):
             raise
         # Only copies of weights use torch here; more threads would compete with the threads of vLLM's processes.
         torch.set_num_threads(1)
-        config = self.llm.vllm_config.model_config
-        self.dtype: torch.dtype = config.dtype
+        self.model_config = config = self.llm.vllm_config.model_config
         self._slots: int = self.llm.vllm_config.scheduler_config.max_num_seqs
         generation = config.try_get_generation_config() or {}
         end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))

@@ -29,22 +29,18 @@ Location: TypeAlias = "tuple[str, int, Table]"
 """Handle of shared memory, its number of bytes, and the tensors in it."""
 
 
-def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, torch.Tensor]:
-    """Return every tensor of the model in ``folder``, on the meta device, by checkpoint name (tied tensors by each).
+def expected_weights(model_config: Any) -> torch.nn.Module:
+    """Return the model of vLLM's configuration on the meta device. Each tensor has its checkpoint name, tied ones too.
 
     A sync compares them with its source before it sends anything, since vLLM does not recover from a failed load.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # only engines need it
 
-    config = cast(Any, AutoConfig).from_pretrained(folder, trust_remote_code=trust_remote_code)
+    trusts = model_config.trust_remote_code
+    config = cast(Any, AutoConfig).from_pretrained(model_config.model, trust_remote_code=trusts)
     with torch.device("meta"):
-        model = cast(Any, AutoModelForCausalLM).from_config(
-            config, dtype=dtype, trust_remote_code=trust_remote_code
-        )
-    saved = model.state_dict()
-    tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
-    return {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        models = cast(Any, AutoModelForCausalLM)
+        return models.from_config(config, dtype=model_config.dtype, trust_remote_code=trusts)
 
 
 def location_of(tensors: Mapping[str, torch.Tensor]) -> Location:
