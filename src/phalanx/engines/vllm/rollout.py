@@ -72,23 +72,24 @@ class VllmRollout(RolloutEngine):
         if serve and isinstance(tokenizer, str | Path):
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
         encode, decode = load_tokenizer(tokenizer)
-        self._server: EndpointServer | None = None
         self._endpoint: Endpoint | None = None
         with contextlib.ExitStack() as undo:
-            if serve:
-                # First, so that wrong options are reported before the half minute in which the engine starts.
-                self._server = EndpointServer(str(model), host, port, secret, server_options or {})
-                undo.callback(self._server.close)
+            # First, so that wrong options are reported before the half minute in which the engine starts.
+            server = EndpointServer(str(model), host, port, secret, server_options or {}) if serve else None
+            self._server = server
+            if server is not None:
+                undo.callback(server.close)
             self._vllm = VllmRunner(str(model), options, decode, seeds=seed is not None)
             undo.callback(self._vllm.close)
             self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
-            if self._server is not None:
-                self._endpoint = self._vllm.wait(self._server.start(self._vllm.llm))
+            if server is not None:
+                undo.callback(lambda: self._vllm.wait(server.stop(), 10.0))
+                self._endpoint = self._vllm.wait(server.start(self._vllm.llm))
             if weights is not None:
                 expected = expected_weights(self._vllm.model_config)
                 coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
                 self.accept_weights(weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[key]))
-            undo.pop_all()
+            self._ends = undo.pop_all()
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
@@ -97,12 +98,8 @@ class VllmRollout(RolloutEngine):
 
     def close(self) -> None:
         """End the server, all answers, and the engine's processes."""
-        server, self._server = self._server, None
-        try:
-            if server is not None:
-                self._vllm.wait(server.stop(), 10.0)
-        finally:
-            super().close()
+        self._loop.abort()
+        self._ends.close()
 
 
 def prepare_vllm() -> None:
