@@ -86,7 +86,7 @@ class PaddedRunner(ModelRunner):
         max_running: maximum number of answers in a batch.
     """
 
-    def __init__(self, model: Any, vocabulary: Vocabulary, *, max_running: int = 256) -> None:
+    def __init__(self, model: Any, vocabulary: Vocabulary, *, max_running: int) -> None:
         self.vocabulary = vocabulary
         self.capabilities = Capabilities(vocabulary.context, top=_TOP, text=vocabulary.text is not None)
         self._model = model
