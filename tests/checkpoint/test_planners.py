@@ -69,7 +69,7 @@ def test_every_layout_loads_from_every_other_layout_with_each_element_written_on
         for rank, leaves in enumerate(leaves_of(target, {name: one * 0 - 1 for name, one in full.items()})):
             targets = {name: tensor for name, (_, tensor) in leaves.items()}
             planner = LoadPlanner(metadata, targets)
-            read_items(folder, metadata, planner.create_local_plan(), planner)
+            read_items(folder, planner)
 
             assert same({name: one.local for name, one in targets.items()}, target.tensors(full, rank))
 
@@ -109,7 +109,7 @@ def test_a_tensor_pickled_by_rank_fills_only_a_tensor_of_its_shape(tmp_path: Any
     planner = LoadPlanner(metadata, {"w of rank 1": LocalTensor.of("w", target)})
 
     with pytest.raises(CheckpointMismatch, match=r"shape \[2\]") if size == 3 else nullcontext():
-        read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)
+        read_items(str(tmp_path), planner)
     assert target.tolist() == [1.0] * size if size == 2 else [0.0] * size
 
 

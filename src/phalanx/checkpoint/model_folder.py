@@ -66,7 +66,7 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
     }
     planner = LoadPlanner(stored.metadata, {name: LocalTensor.of(name, one) for name, one in tensors.items()})
     with storage_errors(path, "written"):
-        stored.read(stored.where, stored.metadata, planner.create_local_plan(), planner)
+        stored.read(stored.where, planner)
         with open(path, "wb") as file:
             mode = os.fstat(file.fileno()).st_mode
         try:
@@ -137,11 +137,11 @@ def _model_files(folder: str) -> list[str]:
     return sorted(named)
 
 
-def read_boxes(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
+def read_boxes(folder: str, planner: LoadPlanner) -> None:
     """Read the items of a rank's plan from safetensors files."""
     files: dict[str, dict[str, torch.Tensor]] = {}
-    for item in plan.items:
-        name = metadata.storage_data[item.storage_index].relative_path
+    for item in planner.plan.items:
+        name = planner.metadata.storage_data[item.storage_index].relative_path
         if name not in files:
             files[name] = _tensors(f"{folder}/{name}")
         tensor = files[name][item.storage_index.fqn]

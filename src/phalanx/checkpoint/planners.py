@@ -231,13 +231,15 @@ class LoadPlanner(dcp.LoadPlanner):
     Args:
         metadata: metadata of the files.
         targets: tensors to fill, or None for values to read, by key in the files.
+        plan: the items to read.
 
     Attributes:
         values: values that were read, by key.
     """
 
     def __init__(self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None]) -> None:
-        self._stored = metadata.state_dict_metadata
+        self.metadata = metadata
+        self.plan = self.create_local_plan()
         self._targets: Mapping[str, Any] = targets
         self.values: dict[str, Any] = {}
 
@@ -247,7 +249,7 @@ class LoadPlanner(dcp.LoadPlanner):
         )
 
     def _items(self, key: str, target: LocalTensor | None) -> list[dcp.ReadItem]:
-        stored = self._stored[key]
+        stored = self.metadata.state_dict_metadata[key]
         if target is None or not isinstance(stored, dcp.TensorStorageMetadata):
             index, none = MetadataIndex(key), torch.Size([0])
             return [dcp.ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)]

@@ -22,7 +22,7 @@ from phalanx.checkpoint.stored_state import StoredState
 from phalanx.declare.state_declarations import declared_states
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.tracing.spans import span
-from phalanx.worker.rank_state import GENERATORS, Path, key_of, states_of
+from phalanx.worker.rank_state import GENERATORS, key_of, states_of
 from phalanx.worker.worker_runtime import WorkerRuntime
 
 CONTINUE = "continue"
@@ -92,16 +92,12 @@ def plan_save(
     planners: dict[str, SavePlanner] = {}
     for name, state in states_of(runtime, role).items():
         leaves = state.leaves()
-        if model and _has_model(leaves):
-            paths = {path[1:]: value for path, value in leaves.values() if path[:1] == ("model",)}
-            leaves = {key_of(path): (path, value) for path, value in paths.items()}
+        parts = [(path[1:], value) for path, value in leaves.values() if path[:1] == ("model",)]
+        if model and parts:
+            leaves = {key_of(path): (path, value) for path, value in parts}
         planners[name] = SavePlanner(leaves, index, alone=alone)
     RankCheckpoint.of(runtime).remember(save, planners)
     return {name: planner.create_local_plan() for name, planner in planners.items()}
-
-
-def _has_model(leaves: Mapping[str, tuple[Path, Any]]) -> bool:
-    return any(path[:1] == ("model",) for path, _ in leaves.values())
 
 
 def write(
@@ -216,22 +212,21 @@ def _planned(
     """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``."""
     state = states_of(runtime, role)[role]
     declared = declared_states(runtime.context).get(role)
-    if stored.read is read_boxes and _has_model(state.leaves()):
-        stored = stored.as_part("model")
+    if stored.read is read_boxes and any(path[:1] == ("model",) for path, _ in state.leaves().values()):
+        stored = stored.as_model()
     folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
     if GENERATORS in state.names and stored.lacks_generators(index):  # the rank keeps its own
         parts = [name for name in parts or state.names if name != GENERATORS]
         keys = {leaf: name for leaf, name in keys.items() if stored.leaves[name].part != GENERATORS}
     targets = state.targets({leaf: stored.leaves[name] for leaf, name in keys.items()}, folder, parts)
     planner = LoadPlanner(stored.metadata, {keys[leaf]: target for leaf, target in targets.items()})
-    plan = planner.create_local_plan()
     nbytes = sum(target.local.nbytes for target in targets.values() if target is not None)
 
     def read() -> int:
         with span("read", role=role_title(role), nbytes=nbytes), torch.no_grad():
             try:
                 with storage_errors(folder, "read"):
-                    stored.read(folder, stored.metadata, plan, planner)
+                    stored.read(folder, planner)
             except FileNotFoundError as error:
                 raise CheckpointCorrupted(
                     f"{error.filename} is missing; load another step (step=)", files=(str(error.filename),)
@@ -242,7 +237,7 @@ def _planned(
             runtime.weights.loaded(role, None if declared is None else declared.model)
         return nbytes
 
-    files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}
+    files = {stored.metadata.storage_data[item.storage_index].relative_path for item in planner.plan.items}
     report.files.update(f"{folder}/{name}" for name in files)
     report.left.update((folder, name) for name in stored.leaves.keys() - {keys[leaf] for leaf in targets})
     return read

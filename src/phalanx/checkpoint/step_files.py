@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 import xxhash
 from torch.distributed.checkpoint.storage import WriteResult
 
+from phalanx.checkpoint.planners import LoadPlanner
 from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
 from phalanx.errors import CheckpointError
 
@@ -184,9 +185,9 @@ def _without_crc32() -> Generator[None]:
             torch.serialization.set_crc32_options(True)
 
 
-def read_items(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
+def read_items(folder: str, planner: LoadPlanner) -> None:
     """Read the items of a rank's plan."""
     reader = dcp.FileSystemReader(folder)
     reader.fs, reader.path = StepFiles(folder), folder  # type: ignore[assignment]
-    reader.set_up_storage_reader(metadata, is_coordinator=False)
-    reader.read_data(plan, planner).wait()
+    reader.set_up_storage_reader(planner.metadata, is_coordinator=False)
+    reader.read_data(planner.plan, planner).wait()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
 
-from phalanx.checkpoint.planners import rank_key
+from phalanx.checkpoint.planners import LoadPlanner, rank_key
 from phalanx.checkpoint.step_files import METADATA, read_items
 from phalanx.checkpoint.steps import Step
 from phalanx.errors import CheckpointMismatch
@@ -32,7 +32,7 @@ class StoredState:
         leaves: leaves by key in the files.
         world_size: number of ranks that saved.
         where: folder of the files.
-        read: function of folder, metadata, plan and planner that reads the items of a rank's plan.
+        read: function of folder and planner that reads the items of a rank's plan.
         parts: outermost keys to load; None: all.
         resized: True if another number of ranks loads the state.
     """
@@ -41,7 +41,7 @@ class StoredState:
     leaves: Mapping[str, SavedLeaf]
     world_size: int
     where: str
-    read: Callable[..., None] = read_items
+    read: Callable[[str, LoadPlanner], None] = read_items
     parts: Sequence[str] | None = None
     resized: bool = False
 
@@ -104,10 +104,10 @@ class StoredState:
         held = set[str]() if self.world_size == 1 and rank > 0 else self.keys_for(rank).keys()
         return self.resized and not generators <= held
 
-    def as_part(self, part: str) -> StoredState:
-        """Return the state as a part of a larger state, to be loaded alone."""
-        leaves = {name: leaf._replace(path=(part, *leaf.path)) for name, leaf in self.leaves.items()}
-        return replace(self, leaves=leaves, parts=(part,))
+    def as_model(self) -> StoredState:
+        """Return the state as the model of a larger state, to be loaded alone."""
+        leaves = {name: leaf._replace(path=("model", *leaf.path)) for name, leaf in self.leaves.items()}
+        return replace(self, leaves=leaves, parts=("model",))
 
 
 def stored_leaf(metadata: Metadata, name: str, path: Path, ranks: frozenset[int] | None = None) -> SavedLeaf:
