@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from phalanx.checkpoint.planners import LoadPlanner
-from phalanx.checkpoint.storage import Storage, storage_errors
+from phalanx.checkpoint.storage import Storage, fsync, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 from phalanx.weights.boxes import cut
@@ -80,8 +80,7 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
                 raise
             raise OSError(int(number[1]), str(error)) from None
         os.chmod(path, mode)  # safetensors lets only this user read the file
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        fsync(path)
     return sum(one.nbytes for one in tensors.values())
 
 

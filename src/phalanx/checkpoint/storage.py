@@ -140,7 +140,7 @@ class Storage:
 
     def open(self, name: str, mode: str) -> Any:
         """Open a file. Raises the store's own errors."""
-        return open(self._at(name), mode) if self.is_local else self._files.open(self._at(name), mode)
+        return self._files.open(self._at(name), mode)
 
     def mark(self, name: str) -> None:
         """Create an empty file, without waiting for the disk."""
@@ -153,13 +153,9 @@ class Storage:
         part = at if self._is_atomic else f"{at}.{secrets.token_hex(4)}.part"
         with storage_errors(at, "written"):
             try:
-                if not self.is_local:
-                    self._files.pipe_file(part, data)
-                else:
-                    with open(part, "wb") as file:
-                        file.write(data)
-                        file.flush()
-                        os.fsync(file.fileno())
+                self._files.pipe_file(part, data)
+                if self.is_local:
+                    fsync(part)
                 if part != at:
                     self._files.mv(part, at)
             except OSError:
@@ -173,11 +169,7 @@ class Storage:
         """Wait until the names in a folder would survive a loss of power."""
         if self.is_local:
             with contextlib.suppress(OSError):  # not every file system can sync a folder
-                number = os.open(self._at(folder), os.O_RDONLY)
-                try:
-                    os.fsync(number)
-                finally:
-                    os.close(number)
+                fsync(self._at(folder))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content, if it exists."""
@@ -188,6 +180,15 @@ class Storage:
             else:  # rm() would take the path for a pattern
                 for path in self._files.find(at):
                     self._files.rm_file(path)
+
+
+def fsync(path: str) -> None:
+    """Wait until a file, or the names in a folder, would survive a loss of power."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 @contextlib.contextmanager
