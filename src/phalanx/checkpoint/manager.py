@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import threading
 from collections import Counter
@@ -27,7 +26,7 @@ from phalanx.checkpoint.save_load import (
     saved_groups,
 )
 from phalanx.checkpoint.steps import PathLock, Step, StepWriter, checked_keep, listed, read_step
-from phalanx.checkpoint.storage import Storage
+from phalanx.checkpoint.storage import PathOrUrl, Storage
 from phalanx.declare.state_declarations import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
@@ -78,7 +77,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathOrUrl,
         groups: Mapping[str, Ranks] | None = None,
         *,
         state: Any = None,
@@ -91,8 +90,7 @@ class CheckpointManager:
                 f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
             )
         storage = Storage(path)
-        # absolute: the program may change its directory
-        self.path = storage.root if storage.is_local else os.fspath(path)
+        self.path = storage.root  # absolute: the program may change its directory
         self._groups = {
             name: checked_group(group, f"{_VERB}(groups=)") for name, group in (groups or {}).items()
         }
@@ -117,7 +115,7 @@ class CheckpointManager:
         self._closed = False
         self.save = RunSave(self)
         """``run.save(step)`` saves and waits; ``run.save.submit(step)`` writes during the next steps."""
-        self._lock = PathLock.acquire(Storage(self.path))
+        self._lock = PathLock.acquire(storage)
 
     def resume(
         self, step: int | None = None, *, parts: Mapping[str, Sequence[str]] | None = None

@@ -27,7 +27,7 @@ from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
 from phalanx.checkpoint.steps import Step, StepWriter, read_step
-from phalanx.checkpoint.storage import Storage, storage_errors
+from phalanx.checkpoint.storage import PathOrUrl, Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.display.progress import progress
 from phalanx.display.text_format import first_of, size
@@ -85,7 +85,7 @@ class _Save:
     def __call__(
         self,
         group: Ranks,
-        path: str | os.PathLike[str],
+        path: PathOrUrl,
         *,
         step: int = 0,
         keep: int | None = None,
@@ -123,10 +123,10 @@ class _Save:
                 )
             nbytes = _save_model(ranks, os.fspath(path), shard_bytes)
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
-        return CheckpointInfo._of(begin_save({"": ranks}, os.fspath(path), step, keep)())
+        return CheckpointInfo._of(begin_save({"": ranks}, path, step, keep)())
 
     def submit(
-        self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
+        self, group: Ranks, path: PathOrUrl, *, step: int = 0, keep: int | None = None
     ) -> SaveFuture[CheckpointInfo]:
         """Save as ``px.save`` does, while threads of the ranks write during the calls that follow.
 
@@ -136,7 +136,7 @@ class _Save:
         """
         ranks = checked_group(group, "px.save.submit")
         cancelled = threading.Event()
-        finish = begin_save({"": ranks}, os.fspath(path), step, keep, cancelled)
+        finish = begin_save({"": ranks}, path, step, keep, cancelled)
         title = f"save of {ranks.name!r} as step {step}"
         return SaveFuture(lambda: CheckpointInfo._of(finish()), title, cancelled)
 
@@ -155,7 +155,7 @@ def _checked_format(format: str) -> str:
 
 def load(
     group: Ranks,
-    path: str | os.PathLike[str],
+    path: PathOrUrl,
     *,
     step: int | None = None,
     parts: Sequence[str] | None = None,
@@ -191,10 +191,10 @@ def load(
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
             )
-        model = read_model(os.path.abspath(os.path.expanduser(path)))
+        model = read_model(Storage(path).root)
         nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
-    saved = read_step(os.fspath(path), step)
+    saved = read_step(path, step)
     nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
@@ -247,7 +247,7 @@ def _call_ranks(
 
 def begin_save(
     groups: Mapping[str, Ranks],
-    path: str,
+    path: PathOrUrl,
     step: int,
     keep: int | None,
     cancelled: threading.Event | None = None,
@@ -567,7 +567,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         raise CheckpointError(
             f"{path!r}: a model is written into files by all ranks at once, so give a path, not a URL"
         )
-    path = os.path.abspath(os.path.expanduser(path))
+    path = Storage(path).root
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} exists already; give the path of a new folder")
     work = f"{path}.{secrets.token_hex(4)}.part"

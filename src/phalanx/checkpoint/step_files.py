@@ -126,7 +126,7 @@ class StepFiles:
         self.facts: dict[str, FileInfo] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any]:
+    def create_stream(self, path: str, mode: str) -> Generator[Any]:
         name, writes = os.path.basename(path), "w" in mode
         direct = writes and self._storage.is_local
         with DirectFile(f"{self._storage.root}/{name}") if direct else self._storage.open(name, mode) as file:
@@ -142,8 +142,8 @@ class StepFiles:
             except BaseException as error:
                 raise (stream.error or error) from None
 
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return f"{os.fspath(path)}/{suffix}"
+    def concat_path(self, path: str, suffix: str) -> str:
+        return f"{path}/{suffix}"
 
 
 def write_items(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
+from phalanx.checkpoint.storage import FileInfo, PathOrUrl, Storage, storage_errors
 from phalanx.display.text_format import first_of, size
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked
 from phalanx.wire.value import checked_number
@@ -158,7 +158,7 @@ class StepWriter:
         CheckpointError: if the path cannot be written.
     """
 
-    def __init__(self, path: str, step: int, keep: int | None = None) -> None:
+    def __init__(self, path: PathOrUrl, step: int, keep: int | None = None) -> None:
         self.step = checked_number("step", step, 0, "give a number from 0")
         self._keep = checked_keep(keep)
         self._run = Storage(path)
@@ -247,7 +247,7 @@ def checked_keep(keep: int | None) -> int | None:
     return None if keep is None else checked_number("keep", keep, 1, advice)
 
 
-def read_step(path: str, step: int | None = None) -> Step:
+def read_step(path: PathOrUrl, step: int | None = None) -> Step:
     """Return the step that was committed last, or the step of that number.
 
     Raises:

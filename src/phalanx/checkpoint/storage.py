@@ -10,11 +10,14 @@ import os
 import re
 import secrets
 from collections.abc import Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from phalanx.errors import CheckpointError, PhalanxError
+
+PathOrUrl: TypeAlias = str | os.PathLike[str]
+"""An absolute or relative path, or a URL that fsspec knows."""
 
 _BLOCK = 8 << 20
 _ATOMIC = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
@@ -54,7 +57,7 @@ class Storage:
         CheckpointError: if fsspec does not know the URL.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathOrUrl) -> None:
         from fsspec import available_protocols, filesystem  # type: ignore[import-untyped]  # slow: not for every driver
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
