@@ -196,33 +196,31 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
     """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
-    first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
+    first: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, torch.Size] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             key, data = item.index.fqn, item.tensor_data
             if data is None:
                 continue
-            form = (data.properties.dtype, list(data.size))
+            sizes[key] = data.size
+            form = f"{str(data.properties.dtype).removeprefix('torch.')} {list(data.size)}"
             other, owner = first.setdefault(key, (form, rank))
             if other != form:
                 raise CheckpointError(
-                    f"{key} is {_form(*other)} on rank {owner} and {_form(*form)} on rank {rank}; all ranks must save "
+                    f"{key} is {other} on rank {owner} and {form} on rank {rank}; all ranks must save "
                     "the same global tensor"
                 )
             if boxes.setdefault(key, {}).setdefault(data.chunk.offsets, data.chunk.sizes) != data.chunk.sizes:
                 raise CheckpointError(f"boxes of {key} overlap; declare boxes that are equal or disjoint")
     for key, found in boxes.items():
-        covered, volume = sum(map(math.prod, found.values())), math.prod(first[key][0][1])
+        covered, volume = sum(map(math.prod, found.values())), math.prod(sizes[key])
         if covered != volume:
             raise CheckpointError(
-                f"the ranks hold {covered} of the {volume} elements of {key} {first[key][0][1]}: the declared boxes, "
+                f"the ranks hold {covered} of the {volume} elements of {key} {list(sizes[key])}: the declared boxes, "
                 "or Megatron's ranks, are wrong, or ranks are missing here"
             )
-
-
-def _form(dtype: torch.dtype, size: list[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {size}"
 
 
 class LoadPlanner(dcp.LoadPlanner):
@@ -231,17 +229,17 @@ class LoadPlanner(dcp.LoadPlanner):
     Args:
         metadata: metadata of the files.
         targets: tensors to fill, or None for values to read, by key in the files.
-        plan: the items to read.
 
     Attributes:
+        plan: the items to read.
         values: values that were read, by key.
     """
 
     def __init__(self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None]) -> None:
         self.metadata = metadata
-        self.plan = self.create_local_plan()
         self._targets: Mapping[str, Any] = targets
         self.values: dict[str, Any] = {}
+        self.plan = self.create_local_plan()
 
     def create_local_plan(self) -> dcp.LoadPlan:
         return dcp.LoadPlan(

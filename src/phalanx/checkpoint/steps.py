@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
 
 from phalanx.checkpoint.storage import FileInfo, PathOrUrl, Storage, storage_errors
@@ -202,11 +203,15 @@ class StepWriter:
             CheckpointLocked: if another driver has claimed the path.
         """
         self._lock.check()  # first: a driver that has claimed the path removes the files
-        self._check_files()
+        missing = self._storage.missing(self.files)
+        if missing:
+            raise CheckpointError(
+                f"step {self.step} is not saved: {first_of(missing, 3)} of it cannot be seen by the driver in "
+                f"{self.folder}; is that a path that only one node sees? Choose one that the driver and all ranks share"
+            )
         self._run.sync("")
-        paths = [name.split("/") for name in self.files]
-        for folder in {"/".join(path[:depth]) for path in paths for depth in range(len(path))}:
-            self._storage.sync(folder)
+        for folder in {parent for name in self.files for parent in PurePath(name).parents}:
+            self._storage.sync(str(folder))
         self._lock.check()
         serial = 1 + max([0, *(found.serial for found in find_steps(self._run))])
         at, seconds = time.time(), time.monotonic() - self._began
@@ -216,14 +221,6 @@ class StepWriter:
         # The step is complete. What cannot be removed is left to the next save.
         self._finish("old steps", lambda: expired(find_steps(self._run), self._keep))
         return step
-
-    def _check_files(self) -> None:
-        missing = self._storage.missing(self.files)
-        if missing:
-            raise CheckpointError(
-                f"step {self.step} is not saved: {first_of(missing, 3)} of it cannot be seen by the driver in "
-                f"{self.folder}; is that a path that only one node sees? Choose one that the driver and all ranks share"
-            )
 
     def abandon(self) -> None:
         """Remove the files that were written. Does nothing after a commit."""
