@@ -7,7 +7,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import cloudpickle
@@ -286,9 +285,7 @@ class CheckpointManager:
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except Exception:
@@ -369,4 +366,4 @@ def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int
 
 
 def _generators() -> Any:
-    return generators_of("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+    return generators_of("cuda" if torch.cuda.is_initialized() else "cpu")

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -23,12 +23,6 @@ from phalanx.worker.rank_state import LocalTensor, SavedLeaf
 
 INDEX = "model.safetensors.index.json"
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-
-
-class TensorFile(NamedTuple):
-    """Place of a tensor: the name of its file."""
-
-    relative_path: str
 
 
 def split_model(tensors: Mapping[str, SavedLeaf], shard_bytes: int) -> dict[str, list[str]]:
@@ -101,7 +95,7 @@ def read_model(folder: str) -> StoredState:
             chunks = [dcp.ChunkStorageMetadata(origin, tensor.shape)]
             properties = TensorProperties(dtype=tensor.dtype)
             metadata.state_dict_metadata[name] = dcp.TensorStorageMetadata(properties, tensor.shape, chunks)
-            metadata.storage_data[MetadataIndex(name, origin)] = TensorFile(file)
+            metadata.storage_data[MetadataIndex(name, origin)] = SimpleNamespace(relative_path=file)
     leaves = {name: stored_leaf(metadata, name, (name,)) for name in metadata.state_dict_metadata}
     return StoredState(metadata, leaves, 1, folder, read_boxes)
 
