@@ -361,8 +361,9 @@ class PathLock:
         self._storage, self._key, self._users, self._pid = storage, key, 0, os.getpid()
         since = datetime.now().isoformat(sep=" ")
         self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
-        self._file = _locked_file(storage, self._claim) if storage.is_local else -1
-        if not storage.is_local:
+        if storage.is_local:
+            self._file = _locked_file(storage, self._claim)
+        else:
             storage.write(CLAIM, self._claim)
 
     @classmethod
