@@ -89,12 +89,12 @@ def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
 def test_a_driver_that_lost_its_claim_of_a_store_leaves_the_other_drivers_step_alone(url: str) -> None:
     lock = PathLock.acquire(Storage(url))
     Storage(url).write(CLAIM, b"pid 7 on host elsewhere")
-    Storage(url).below("step-00000001").write("policy", b"half")
+    Storage(f"{url}/step-00000001").write("policy", b"half")
 
     with pytest.raises(px.checkpoint.CheckpointLocked, match="claimed by pid 7 on host elsewhere"):
         StepWriter(url, 2)
 
-    assert Storage(url).below("step-00000001").read("policy") == b"half"
+    assert Storage(f"{url}/step-00000001").read("policy") == b"half"
     lock.release()
 
 

@@ -174,7 +174,7 @@ class StepWriter:
             name = f"step-{self.step:08d}"
             if not self._run.is_local or name in self._run.names():
                 name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
-            self._storage = self._run.below(name)
+            self._storage = Storage(f"{self._run.root}/{name}")
             self._storage.make("")
             self._end = stack.pop_all()
         self.folder = self._storage.root
@@ -291,7 +291,7 @@ def listed(path: str) -> list[Step]:
 def find_steps(storage: Storage) -> list[Step]:
     """Return all steps of a path, by the names of their folders, in the order of :func:`listed`."""
     matches = [match for name in storage.names() if (match := _NAME.fullmatch(name))]
-    found = [_found(storage.below(match[0]), int(match[1])) for match in matches]
+    found = [_found(Storage(f"{storage.root}/{match[0]}"), int(match[1])) for match in matches]
     return sorted(found, key=lambda one: one.serial or math.inf)
 
 

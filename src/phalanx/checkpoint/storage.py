@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import glob
 import os
@@ -81,12 +80,6 @@ class Storage:
         self.root = text.rstrip("/")
         self._files, self._base = found[0], found[1].rstrip("/")
         self._is_atomic = text.partition("://")[0] in _ATOMIC
-
-    def below(self, name: str) -> Storage:
-        """Return the storage of a folder in this folder."""
-        found = copy.copy(self)
-        found.root, found._base = f"{self.root}/{name}", self._at(name)
-        return found
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}" if name else self._base
