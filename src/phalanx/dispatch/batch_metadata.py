@@ -21,7 +21,7 @@ from uuid import UUID
 
 import numpy as np
 
-from phalanx.wire.value import is_tensor, lazy
+from phalanx.wire.value import is_tensor, torch
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -33,8 +33,6 @@ Settings = tuple[tuple[str, bytes], ...]
 
 #: Digest of values that are refused if rows are split, even if there is a single piece.
 UNCLEAR = b"-"
-
-torch: Any = lazy("torch")
 
 
 class PerShard(Sequence[T_co]):

@@ -13,18 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from phalanx.errors import DispatchError
 from phalanx.wire.memory import concat_arrays, concat_rows, select_rows
-from phalanx.wire.value import checked_number, lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from phalanx.wire.value import checked_number, torch
 
 T = TypeVar("T")
 

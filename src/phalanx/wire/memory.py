@@ -17,16 +17,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from phalanx.wire.value import Value, lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from phalanx.wire.value import Value, torch
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -21,19 +21,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from phalanx.wire import unpack
 from phalanx.wire.memory import bytes_at, bytes_of
-from phalanx.wire.value import Value, lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
-torch_utils: Any = lazy("torch._utils")
+from phalanx.wire.value import Value, torch
 
 Reduced = tuple[Any, ...]
 
@@ -80,7 +74,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
         reduced = (unpack.parameter, facts)
     else:
         reduced = (unpack.subclass, (cls, *facts))
-    state = torch_utils._get_obj_state(tensor)  # __dict__ and slots, as in torch's own pickling
+    state = unpack.torch_utils._get_obj_state(tensor)  # __dict__ and slots, as in torch's own pickling
     return (*reduced, state, None, None, unpack.set_state) if state else reduced
 
 

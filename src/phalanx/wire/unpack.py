@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from phalanx.wire.memory import HUGE_FROM, PARALLEL_FROM, allocate, bytes_at, private_copies, tensor_over
-from phalanx.wire.value import Value, lazy
+from phalanx.wire.value import Value, lazy, torch
 
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 torch_utils: Any = lazy("torch._utils")
 
 REQUIRES_GRAD = 1

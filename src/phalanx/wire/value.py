@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 
-if TYPE_CHECKING:
-    import torch
-
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
 
@@ -78,6 +75,13 @@ class _Lazy(ModuleType):
 def lazy(name: str) -> ModuleType:
     """Return the module ``name``, which is imported at the first use of an attribute."""
     return _Lazy(name)
+
+
+#: For modules of types and functions that are used before, or without, torch.
+if TYPE_CHECKING:
+    import torch as torch
+else:
+    torch = lazy("torch")
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
