@@ -14,15 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from phalanx.wire.value import Dims
+
 
 class Box(NamedTuple):
     """A hyper-rectangle of a global tensor: its first element and its size, in elements per dimension."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: Dims
+    sizes: Dims
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def ends(self) -> Dims:
         """The exclusive end of the box in each dimension."""
         return tuple(map(add, self.offsets, self.sizes))
 
@@ -35,7 +37,7 @@ class LocalBox(NamedTuple):
     """A box of the global tensor, and its position ``at`` in the rank's local tensor."""
 
     box: Box
-    at: tuple[int, ...]
+    at: Dims
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -62,7 +64,7 @@ def meet(box: Box, other: Box) -> Box | None:
     return Box(begins, sizes) if all(size > 0 for size in sizes) else None
 
 
-def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def blocks(sizes: Dims, limit: int) -> Iterator[tuple[Dims, Dims]]:
     """Yield (start, sizes) of the blocks of at most ``limit`` elements that make up a box of ``sizes``."""
     if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes

@@ -21,6 +21,7 @@ import torch
 from phalanx.weights.boxes import blocks, cut
 from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
 from phalanx.weights.plan import Plan, Side
+from phalanx.wire.value import Dims
 
 ALIGNMENT = 64
 """Alignment of slots in bytes: a cache line, and more than any element needs."""
@@ -35,11 +36,11 @@ class BucketSlot(NamedTuple):
     offset: int
     nbytes: int
     dtype: str
-    sizes: tuple[int, ...]
+    sizes: Dims
     source_name: str
-    source_at: tuple[int, ...]
+    source_at: Dims
     target_name: str
-    target_at: tuple[int, ...]
+    target_at: Dims
     targets: tuple[int, ...]
 
 

@@ -21,6 +21,7 @@ from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, meet, strided_chunk, volume, whole
 from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest, Tensors, name_of
+from phalanx.wire.value import Dims
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 #: The number of an expert: in a list of experts, or in a layer that groups all experts.
@@ -30,7 +31,7 @@ _EXPERT = re.compile(
 _WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper; not in names of state dicts
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
-TensorBoxes = tuple[tuple[int, ...], Sequence[LocalBox]]
+TensorBoxes = tuple[Dims, Sequence[LocalBox]]
 """The global shape of a tensor, and its boxes on a rank."""
 
 
@@ -49,7 +50,7 @@ class ShardSpec:
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     dim: int = 0
 
-    def local_boxes(self, name: str, local: tuple[int, ...]) -> tuple[LocalBox, ...]:
+    def local_boxes(self, name: str, local: Dims) -> tuple[LocalBox, ...]:
         """Return the boxes with their positions in a local tensor of shape ``local``.
 
         Raises:

@@ -17,6 +17,7 @@ from phalanx.collect.message import rank_list
 from phalanx.display.tables import Table
 from phalanx.errors import WeightsMismatch
 from phalanx.weights.boxes import BoxIndex, LocalBox, meet, volume, whole
+from phalanx.wire.value import Dims
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The types between which values may be cast, without ``torch.``."""
@@ -60,7 +61,7 @@ class HeldTensor:
     """The layout of a tensor on a rank: type, global shape and local boxes (none on an empty rank)."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Dims
     boxes: tuple[LocalBox, ...]
 
 
@@ -132,7 +133,7 @@ class TensorLayout:
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Dims
     holders: tuple[tuple[int, tuple[LocalBox, ...]], ...]
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from phalanx.errors import DeclarationError
 from phalanx.weights.boxes import Box, LocalBox
 from phalanx.weights.manifest import FLOATS, GroupManifest, LayoutFault, TensorLayout
+from phalanx.wire.value import Dims
 
 Rename = Mapping[str, str] | Callable[[str], str]
 """Source name to target name: exact names, patterns with ``*`` on both sides, or a function."""
@@ -268,7 +269,7 @@ class NameMatch:
         return ()
 
 
-def _shape_seen(layout: TensorLayout, view: View | None) -> tuple[int, ...]:
+def _shape_seen(layout: TensorLayout, view: View | None) -> Dims:
     shape = layout.shape
     if view is None:
         return shape

@@ -21,6 +21,7 @@ from phalanx.display.text_format import first_of, size
 from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
 from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
+from phalanx.wire.value import Dims
 
 Side = Literal["source", "target"]
 _MOST_NAMED = 4
@@ -68,8 +69,8 @@ class TransferBox(NamedTuple):
     targets: tuple[int, ...]
     locality: Locality
     box: Box
-    source_at: tuple[int, ...]
-    target_at: tuple[int, ...]
+    source_at: Dims
+    target_at: Dims
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def explain_plan(plan: Plan, transports: Mapping[Locality, str], kept: Plan, tit
     )
 
 
-_Holder = tuple[int, tuple[int, ...]]
+_Holder = tuple[int, Dims]
 """Rank, and position of the box in its local tensor."""
 
 
@@ -247,7 +248,7 @@ class _Overlap(NamedTuple):
     ranks: list[int]
     box: Box
     holders: list[_Holder]
-    target_at: tuple[int, ...]
+    target_at: Dims
 
 
 def find_overlaps(mapping: NameMapping) -> Iterator[_Overlap]:
@@ -280,7 +281,7 @@ def find_overlaps(mapping: NameMapping) -> Iterator[_Overlap]:
             yield _Overlap(ranks, part, inside, _shift(at, part, box))
 
 
-def _shift(at: tuple[int, ...], part: Box, box: Box) -> tuple[int, ...]:
+def _shift(at: Dims, part: Box, box: Box) -> Dims:
     """Return the position of ``part`` in a local tensor that has ``box`` at ``at``."""
     return tuple(map(sub, map(add, at, part.offsets), box.offsets))
 

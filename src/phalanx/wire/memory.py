@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.wire.value import Value, torch
+from phalanx.wire.value import Dims, Value, torch
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -141,7 +141,7 @@ def allocate(nbytes: int) -> torch.Tensor:
 
 
 def tensor_over(
-    block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+    block: torch.Tensor, dtype: torch.dtype, shape: Dims, strides: Dims | None = None
 ) -> torch.Tensor:
     """Return a tensor over the memory of ``block`` that autograd does not treat as a view; strides None: contiguous."""
     offset = block.storage_offset() // dtype.itemsize

@@ -27,7 +27,7 @@ import numpy as np
 
 from phalanx.wire import unpack
 from phalanx.wire.memory import bytes_at, bytes_of
-from phalanx.wire.value import Value, torch
+from phalanx.wire.value import Dims, Value, torch
 
 Reduced = tuple[Any, ...]
 
@@ -123,7 +123,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     return sink.place_of(plain, where, address, nbytes, read), dtype, shape, strides, flags
 
 
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
+def _is_dense(shape: Dims, strides: Dims, element: int = 1) -> bool:
     """Return whether elements of ``element`` stride units each fill memory without gaps or overlaps."""
     expected = element
     for stride, size in sorted(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.wire.memory import HUGE_FROM, PARALLEL_FROM, allocate, bytes_at, private_copies, tensor_over
-from phalanx.wire.value import Value, lazy, torch
+from phalanx.wire.value import Dims, Value, lazy, torch
 
 torch_utils: Any = lazy("torch._utils")
 
@@ -121,8 +121,8 @@ class Frame:
         self,
         place: int,
         dtype: torch.dtype,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
+        shape: Dims,
+        strides: Dims | None,
         device: torch.device | None,
     ) -> torch.Tensor:
         """Return the bytes of a buffer as a tensor."""
@@ -176,9 +176,7 @@ def _window(view: memoryview) -> torch.Tensor:
     return torch.from_numpy(bytes_at(memory, memory.__array_interface__["data"][0], memory.nbytes))
 
 
-def _tensor(
-    place: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
-) -> torch.Tensor:
+def _tensor(place: int, dtype: str, shape: Dims, strides: Dims | None, flags: int) -> torch.Tensor:
     kind, device = getattr(torch, dtype), None
     arrival = current_arrival()
     if arrival.device is not None:
@@ -189,9 +187,7 @@ def _tensor(
     return open_frame.get().tensor(place, kind, shape, strides, device)
 
 
-def tensor(
-    place: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, flags: int
-) -> torch.Tensor:
+def tensor(place: int, dtype: str, shape: Dims, strides: Dims | None, flags: int) -> torch.Tensor:
     """Return a tensor over a buffer (-1: no bytes), with ``strides`` in elements (None: contiguous)."""
     made = _tensor(place, dtype, shape, strides, flags)
     return made.requires_grad_() if flags & REQUIRES_GRAD else made
@@ -213,7 +209,7 @@ def set_state(obj: torch.Tensor, state: Value) -> None:
     torch_utils._set_obj_state(obj, state)
 
 
-def array(place: int, dtype: Value, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Value:
+def array(place: int, dtype: Value, shape: Dims, strides: Dims | None) -> Value:
     """Return an array over a buffer (-1: no bytes), with ``strides`` in bytes (None: C order)."""
     if place == -1:
         return np.empty(shape, dtype)

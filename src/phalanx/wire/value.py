@@ -14,6 +14,9 @@ from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
 
+Dims: TypeAlias = tuple[int, ...]
+"""A number for each dimension of a tensor or array: its sizes, its strides, or a position."""
+
 Reduced: TypeAlias = str | tuple[Any, ...]
 """Result of ``__reduce__``, from which pickle recreates an object."""
 
