@@ -128,9 +128,8 @@ class _Join:
 
     def _children(self, first: Node, nodes: list[Node], path: str) -> Value:
         children = [dict(zip(node.keys, node.values, strict=True)) for node in nodes]
-        steps = zip(first.keys, first.steps, strict=True)
         return first.rebuild(
-            [self.join([each[key] for each in children], path + step) for key, step in steps]
+            [self.join([each[key] for each in children], path + first.step.format(key)) for key in first.keys]
         )
 
     def _rows(self, ops: RowOps, values: list[Any], path: str) -> Value:

@@ -24,15 +24,15 @@ _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
 class Node:
     """The children of a structure. ``rebuild(values)`` returns a structure of the same type and keys.
 
-    Two structures can be joined child by child if ``kind`` and the set of ``keys`` are equal. ``steps`` are the keys as
-    they are written in error messages (``['ids']``, ``[0]``, ``.ids``).
+    Two structures can be joined child by child if ``kind`` and the set of ``keys`` are equal. ``step`` is the form of a
+    key in error messages (``['ids']``, ``[0]``, ``.ids``).
     """
 
     kind: type
     keys: tuple[Any, ...]
-    steps: tuple[str, ...]
     values: tuple[Any, ...]
     rebuild: Callable[[Sequence[Any]], Any]
+    step: str = "[{!r}]"
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ def node_of(value: Any) -> Node | None:
         return _tuple_node(value)
     if isinstance(value, dict | UserDict):
         keys = tuple(value)
-        steps = tuple(f"[{key!r}]" for key in keys)
         values = tuple(value.data.values() if isinstance(value, UserDict) else value.values())
-        return Node(cls, keys, steps, values, functools.partial(_rebuild_dict, value, keys))
+        return Node(cls, keys, values, functools.partial(_rebuild_dict, value, keys))
     return None
 
 
@@ -122,7 +121,8 @@ def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]
     node = node_of(value)
     if node is None:
         return [Leaf(path, value)], next
-    parts = [_flatten(child, path + step) for step, child in zip(node.steps, node.values, strict=True)]
+    children = zip(node.keys, node.values, strict=True)
+    parts = [_flatten(child, path + node.step.format(key)) for key, child in children]
     leaves = [leaf for part, _ in parts for leaf in part]
     return leaves, Build(node, [(len(part), build) for part, build in parts])
 
@@ -193,16 +193,15 @@ def _tuple_node(value: tuple[Any, ...]) -> Node | None:
         rebuild = cls
     else:
         return None
-    keys = tuple(range(len(value)))
-    steps = tuple(f".{name}" for name in fields) if fields else tuple(f"[{key}]" for key in keys)
-    return Node(cls, keys, steps, tuple(value), rebuild)
+    if fields:
+        return Node(cls, fields, tuple(value), rebuild, ".{}")
+    return Node(cls, tuple(range(len(value))), tuple(value), rebuild)
 
 
 def _dataclass_node(value: Any) -> Node:
     names = tuple(field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
-    steps = tuple(f".{name}" for name in names)
     values = tuple(getattr(value, name) for name in names)
-    return Node(type(value), names, steps, values, functools.partial(_rebuild_dataclass, value, names))
+    return Node(type(value), names, values, functools.partial(_rebuild_dataclass, value, names), ".{}")
 
 
 def _rebuild_dict(source: Any, keys: tuple[Any, ...], values: Sequence[Any]) -> Any:
