@@ -13,8 +13,8 @@ from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
-from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
-from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
+from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
+from phalanx.dispatch.split import FuturePiece, Piece, padded_size, piece_of
 from phalanx.group.group import Group
 from phalanx.session.session import session
 from phalanx.wire.codec import Encoded, encode, large_leaves
@@ -111,16 +111,12 @@ class Arguments:
             return self._put(stored.get())
         return StoredPlaceholder(self._add(stored.ref))
 
-    def _parts(
-        self, value: StoredParts, piece: FuturePiece | None = None
-    ) -> JoinedPlaceholder | StoredPlaceholder:
+    def _parts(self, value: StoredParts, piece: Piece | None = None) -> JoinedPlaceholder | StoredPlaceholder:
         """Return the placeholder of a value in parts, or of a shard of it."""
         if value.backend != self._backend.name:
             whole = value.result()
-            return self._put(whole if piece is None else piece_of(whole, *_share(piece)))
-        parts = value.parts
-        if piece is not None:
-            parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
+            return self._put(whole if piece is None else piece_of(whole, piece))
+        parts = value.parts if piece is None else piece_between(value, piece)
         placed = (
             (source if isinstance(source, bytes) else self._add(source), start, stop, whole)
             for source, start, stop, whole in parts
@@ -128,12 +124,12 @@ class Arguments:
         padding = None if piece is None else piece.pad_to_multiple
         return JoinedPlaceholder(tuple(placed), value.joined, padding)
 
-    def _piece(self, piece: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
-        if isinstance(piece.future, StoredParts):
-            return self._parts(piece.future, piece)
-        return self._future(piece.future, piece)
+    def _piece(self, given: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
+        if isinstance(given.future, StoredParts):
+            return self._parts(given.future, given.piece)
+        return self._future(given.future, given.piece)
 
-    def _future(self, future: CallFuture, piece: FuturePiece | None = None) -> ResultOf | StoredPlaceholder:
+    def _future(self, future: CallFuture, piece: Piece | None = None) -> ResultOf | StoredPlaceholder:
         """Return the placeholder of a future's result, or of a shard of it."""
         if self._call is not None:
             self._call.listener.passed(self._call, future.call)
@@ -144,18 +140,16 @@ class Arguments:
             return self._elements(parts, gather, piece)
         if parts is not None and gather.collect == "first":
             part = [parts[gather.take[0]]]
-            return ResultOf(self._add_values(part), replace(gather, take=(0,)), _share(piece))
+            return ResultOf(self._add_values(part), replace(gather, take=(0,)), piece)
         taken = [] if parts is None or gather.collect != "join" else [parts[place] for place in gather.take]
         infos = [part.info for part in taken if part.info is not None]
         if not taken or len(infos) < len(taken):
-            return self._put(piece_of(future.result(), *_share(piece)))
-        return ResultOf(self._add_values(taken), gather, _share(piece), tuple(map(self._add, infos)))
+            return self._put(piece_of(future.result(), piece))
+        return ResultOf(self._add_values(taken), gather, piece, tuple(map(self._add, infos)))
 
-    def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
+    def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, piece: Piece) -> ResultOf:
         """Return the placeholder of a shard of a list by rank, whose rows are the outputs."""
-        total = len(gather.take)
-        check_rows(total, piece.expected_rows)
-        start, stop = piece_bounds(total, piece.count, piece.index)
+        start, stop = piece.bounds(len(gather.take))
         chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
@@ -163,10 +157,6 @@ class Arguments:
 
     def _add_values(self, parts: Sequence[ResultHandle]) -> tuple[int, ...]:
         return tuple(self._add(part.value) for part in parts)
-
-
-def _share(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
-    return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
 def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = None) -> Iterator[Message]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
-from phalanx.dispatch.split import check_rows, piece_bounds
+from phalanx.dispatch.split import Piece
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.session.session import session
@@ -226,12 +226,11 @@ def rows_between(parts: Sequence[StoredPart], start: int, stop: int) -> list[Sto
     return found or [StoredPart(part.source, part.start, part.start, False) for part in parts[:1]]
 
 
-def piece_between(value: StoredParts, index: int, count: int, expected_rows: int | None) -> list[StoredPart]:
-    """Return the parts of shard ``index`` of ``count`` even shards.
+def piece_between(value: StoredParts, piece: Piece) -> list[StoredPart]:
+    """Return the parts of a piece of a value.
 
     Raises:
         DispatchError: if its number of rows differs from the number of rows of the other arguments.
     """
-    check_rows(value.__phalanx_rows__, expected_rows, "a batch of a channel")
-    start, stop = piece_bounds(value.__phalanx_rows__, count, index)
+    start, stop = piece.bounds(value.__phalanx_rows__, "a batch of a channel")
     return rows_between(value.parts, start, stop) if value.joined else list(value.parts[start:stop])

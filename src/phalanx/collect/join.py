@@ -19,7 +19,7 @@ from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.pytree import Leaf, Node, described, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
-from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
+from phalanx.dispatch.split import Piece, map_rows, row_ops
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError
 from phalanx.wire.messages import PartInfo
@@ -210,24 +210,20 @@ class Share:
     order: Sequence[int] | None = None
 
 
-def share_of(
-    gather: GatherPlan, infos: Sequence[PartInfo], index: int, count: int, *, expected_rows: int | None = None
-) -> Share:
-    """Return the rows of piece ``index`` of ``count`` even pieces of the result that ``gather`` joins.
+def share_of(gather: GatherPlan, infos: Sequence[PartInfo], piece: Piece) -> Share:
+    """Return the rows of a piece of the result that ``gather`` joins.
 
     ``infos`` describe the joined outputs, in order.
 
     Raises:
-        DispatchError: if the result has no rows, or not ``expected_rows`` rows.
+        DispatchError: if the result has no rows, or another number of rows than the other arguments.
     """
     counts = [_rows_of(info, place) for place, info in enumerate(infos)]
     if gather.trim is not None:
         counts = [
             real if rows == given else rows for rows, (given, real) in zip(counts, gather.trim, strict=True)
         ]
-    total = sum(counts)
-    check_rows(total, expected_rows)
-    start, stop = piece_bounds(total, count, index)
+    start, stop = piece.bounds(sum(counts))
     if start == stop:  # empty: from an output with rows, if any, which has the dtype and row shape
         return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
     places = places_of(gather.order, gather.rows, counts)

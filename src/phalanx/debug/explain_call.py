@@ -11,9 +11,10 @@ from phalanx.api.selection import Selection
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import Readonly, StoredValue
 from phalanx.declare.register import MethodSpec
-from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
+from phalanx.dispatch.plan import CallPlan, Each, Same
 from phalanx.dispatch.pytree import node_of
 from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.split import FuturePiece
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group

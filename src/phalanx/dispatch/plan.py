@@ -45,21 +45,6 @@ class Each:
 
 
 @dataclass(frozen=True)
-class FuturePiece:
-    """Piece ``index`` of ``count`` even pieces of the rows of a future's result.
-
-    The rank that gets it fetches only the stored parts that overlap the piece. ``expected_rows`` is the number of rows
-    of the other arguments (None: unknown), which the rank checks.
-    """
-
-    future: Any
-    index: int
-    count: int
-    pad_to_multiple: int | None = None
-    expected_rows: int | None = None
-
-
-@dataclass(frozen=True)
 class GatherPlan:
     """The conversion of outputs into the result of a call.
 

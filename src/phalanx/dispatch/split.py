@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 from phalanx.dispatch.batch_metadata import PerShard, Settings, digest, is_table_like
-from phalanx.dispatch.plan import FuturePiece
 from phalanx.dispatch.pytree import Build, Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import RowOps, ops_for
 from phalanx.display.text_format import first_of
@@ -184,13 +183,43 @@ def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
     return build(change(ops, leaf.value) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves)
 
 
-def piece_of(
-    value: Any, index: int, count: int, pad_to_multiple: int | None = None, expected_rows: int | None = None
-) -> Any:
-    """Return piece ``index`` of ``count`` even pieces of a fetched result; without rows, the result itself.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Piece ``index`` of ``count`` even pieces of rows, padded up to a multiple of ``pad_to_multiple``.
+
+    ``expected_rows`` is the number of rows of the other arguments; None: they have no rows.
+    """
+
+    index: int
+    count: int
+    pad_to_multiple: int | None = None
+    expected_rows: int | None = None
+
+    def bounds(self, rows: int, what: str = "a future") -> tuple[int, int]:
+        """Return the first row of the piece, and the row after its last, of the ``rows`` rows of ``what``.
+
+        Raises:
+            DispatchError: if ``rows`` differs from the number of rows of the other arguments.
+        """
+        check_rows(rows, self.expected_rows, what)
+        size, larger = divmod(rows, self.count)
+        start = self.index * size + min(self.index, larger)
+        return start, start + size + (self.index < larger)
+
+
+@dataclass(frozen=True)
+class FuturePiece:
+    """A piece of a future's result. The rank that gets it fetches only the stored parts that overlap the piece."""
+
+    future: Any
+    piece: Piece
+
+
+def piece_of(value: Any, piece: Piece) -> Any:
+    """Return a piece of a fetched result; without rows, the result itself.
 
     Raises:
-        DispatchError: if the result does not have ``expected_rows`` rows, or cannot be split.
+        DispatchError: if the result has another number of rows than the other arguments, or cannot be split.
     """
     where = "a future was passed where rows are split"
     leaves, _ = flatten(value, "its result")
@@ -198,9 +227,7 @@ def piece_of(
     rows = rows_of(leaves, where)
     if rows is None:
         return value
-    check_rows(rows, expected_rows)
-    piece = slice_rows(value, *piece_bounds(rows, count, index))
-    return pad_rows(piece, pad_to_multiple)
+    return pad_rows(slice_rows(value, *piece.bounds(rows)), piece.pad_to_multiple)
 
 
 def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
@@ -233,7 +260,7 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
     parts = len(cut.sizes)
     if is_future(leaf.value):
         return [
-            FuturePiece(leaf.value, index, parts, cut.pad_to_multiple, expected_rows)
+            FuturePiece(leaf.value, Piece(index, parts, cut.pad_to_multiple, expected_rows))
             for index in range(parts)
         ]
     ops = row_ops(leaf)
@@ -250,10 +277,3 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
             f"{next(iter(str(error).splitlines()), '')}. Give it in a form that can be cut along dim 0, or "
             "px.replicate(...) to give it whole to every rank"
         ) from error
-
-
-def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
-    """Return the first row of piece ``index`` and the row after its last, if ``rows`` are split into even ``parts``."""
-    size, larger = divmod(rows, parts)
-    start = index * size + min(index, larger)
-    return start, start + size + (index < larger)

@@ -126,14 +126,14 @@ class RefPlaceholder:
 class ResultOf:
     """Placeholder of the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` are indices of the references to the parts. ``share``: index, count, padding and expected rows of a shard
-    of equal size; None: the complete result. ``infos`` are indices of the references to the :class:`PartInfo` of each
-    part, with which a rank fetches only the parts that overlap its shard.
+    ``parts`` are indices of the references to the parts. ``piece`` is the rank's piece of the rows; None: the complete
+    result. ``infos`` are indices of the references to the :class:`PartInfo` of each part, with which a rank fetches
+    only the parts that overlap its piece.
     """
 
     parts: tuple[int, ...]
     gather: Any
-    share: tuple[int, int, int | None, int | None] | None = None
+    piece: Any = None
     infos: tuple[int, ...] = ()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from phalanx.collect.join import gather, join_rows, only_settings, share_of
 from phalanx.dispatch.pytree import flatten
 from phalanx.dispatch.split import (
+    Piece,
     check_rows,
     count_rows,
     pad_rows,
@@ -72,9 +73,7 @@ class _Placeholders:
             case RefPlaceholder(index):
                 return self._refs[index]
             case ResultOf():
-                return (
-                    self._share(token, *token.share) if token.infos and token.share else self._result(token)
-                )
+                return self._share(token, token.piece) if token.infos else self._result(token)
             case JoinedPlaceholder():
                 return joined_parts(token.parts, token.joined, self._values, token.pad_to_multiple)
             case _:
@@ -85,12 +84,12 @@ class _Placeholders:
 
     def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or a shard of it."""
-        with _decoding_parts(copied=result.gather.collect == "join" or result.share is not None):
+        with _decoding_parts(copied=result.gather.collect == "join" or result.piece is not None):
             outputs = self._values(result.parts)
         value = gather(result.gather, outputs)
-        if result.share is None:
+        if result.piece is None:
             return value
-        piece = join_rows([piece_of(value, *result.share)])
+        piece = join_rows([piece_of(value, result.piece)])
         self._check_rows(count_rows(piece))
         return piece
 
@@ -100,15 +99,13 @@ class _Placeholders:
             check_rows(rows, self._rows)
             self._rows = rows
 
-    def _share(
-        self, result: ResultOf, index: int, count: int, pad_to_multiple: int | None, expected_rows: int | None
-    ) -> Any:
+    def _share(self, result: ResultOf, piece: Piece) -> Any:
         """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
         infos: list[PartInfo] = self._values(result.infos)
         if only_settings(infos):
             return self._values([result.parts[0]])[0]
-        share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
-        self._check_rows(padded_size(sum(len(rows) for _, rows in share.rows), pad_to_multiple))
+        share = share_of(result.gather, infos, piece)
+        self._check_rows(padded_size(sum(len(rows) for _, rows in share.rows), piece.pad_to_multiple))
         in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
             parts = self._values([result.parts[place] for place, _ in share.rows])
@@ -117,7 +114,7 @@ class _Placeholders:
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)
-        return pad_rows(rows, pad_to_multiple)
+        return pad_rows(rows, piece.pad_to_multiple)
 
 
 def joined_parts(
