@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
@@ -220,7 +219,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._alone, self._rows = alone, rows
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
-        self._limit = None if timeout is None else call.core.backend.now() + timeout
+        self._limit = call.until(timeout)
         self._lock = threading.Lock()  # held by the thread that takes an item
         self._was_asked = False
         self._over = False
@@ -376,17 +375,13 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     def __enter__(self) -> ItemStream[Item]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> ItemStream[Item]:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if not self._over:
             await asyncio.wrap_future(session.waiters.submit(self.close))
 
