@@ -15,7 +15,7 @@ from phalanx.channels.hub_client import HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
-from phalanx.channels.staleness_state import Gone, Item
+from phalanx.channels.staleness_state import Gone, Item, SavedState
 from phalanx.errors import ChannelError, DeclarationError
 from phalanx.wire.codec import decode
 
@@ -26,8 +26,8 @@ _ATTEMPTS = 3
 class ChannelSnapshot:
     """States of channels by name, and of their staleness. Taken items count as waiting."""
 
-    channels: Mapping[str, dict[str, Any]]
-    staleness: dict[str, Any] | None
+    channels: Mapping[str, SavedState]
+    staleness: SavedState | None
 
 
 def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = None) -> bytes:
@@ -41,7 +41,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     objects = check_owned(channels, staleness)
     end_with_calls()
     for _ in range(_ATTEMPTS):
-        states: list[dict[str, Any]] = _request(objects, "snapshot", [one._key for one in objects])
+        states: list[SavedState] = _request(objects, "snapshot", [one._key for one in objects])
         saved = {one.name: state for one, state in zip(channels, states, strict=False)}
         try:
             for one in channels:
@@ -140,7 +140,7 @@ def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None)
     return objects
 
 
-def _items(state: dict[str, Any]) -> list[Item]:
+def _items(state: SavedState) -> list[Item]:
     return [*{units.number: units.item for units in state["ranges"]}.values()]
 
 

@@ -23,6 +23,7 @@ from phalanx.channels.staleness_state import (
     Item,
     Outcome,
     RequestId,
+    SavedState,
     count_reason,
     display_name,
 )
@@ -379,7 +380,7 @@ class ChannelState:
         leaving = {units.item.holder for units in self._open if units.item.holder in self._left}
         return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, tuple(leaving))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SavedState:
         """Return the state to save, in which taken items wait again."""
         return {
             "ranges": _copy(self._open),
@@ -390,7 +391,7 @@ class ChannelState:
             "ended": None if self.closed else self.ended,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: SavedState) -> None:
         """Continue from ``state``."""
         self._losses, self.reasons, self.ended = state["losses"], state["reasons"], state["ended"]
         self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState
-from phalanx.channels.staleness_state import Done, Gone, Item, RequestId, StalenessState
+from phalanx.channels.staleness_state import Done, Gone, Item, RequestId, SavedState, StalenessState
 from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
@@ -157,14 +157,14 @@ class Hub:
             if isinstance(state, ChannelState):
                 state.expire()
 
-    def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+    def _snapshot(self, keys: Sequence[str]) -> list[SavedState]:
         """Return the states of channels and a staleness, all of the same moment. Raises Gone if one is closed."""
         if any(key not in self._states for key in keys):
             raise Gone("it was closed")
         return [self._states[key].state() for key in keys]
 
     def _restore(
-        self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any] | None
+        self, channels: Mapping[str, SavedState], staleness: str | None, state: SavedState | None
     ) -> None:
         """Restore channels and a staleness from their states. Raises ValueError if they were used before."""
         states: dict[str, Any] = self._states

@@ -23,6 +23,8 @@ from phalanx.errors import PhalanxError, StalenessTimeout
 Done = Callable[[Any], None]
 RequestId = tuple[str, int]
 """Name of a process, and its own number for a request."""
+SavedState = dict[str, Any]
+"""State of a channel or a staleness in a snapshot."""
 Outcome = Literal["delivered", "dropped", "lost"]
 _LONGEST_REASON, _MOST_REASONS = 200, 100
 STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
@@ -283,11 +285,11 @@ class StalenessState:
         waiting, reasons, lags = len(self._requests), dict(self.dropped), dict(self.lags)
         return StalenessStats(self.version, rows, waiting, reasons, lags, self.restored)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SavedState:
         """Return the state to save. Ready rows are saved with their items, in channels."""
         return {"stats": self.stats()}
 
-    def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
+    def restore(self, state: SavedState, rows: Iterable[Row]) -> None:
         """Continue from ``state`` with rows of items. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
         self.version = stats.version
