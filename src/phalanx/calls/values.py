@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
+from phalanx.collect.join import rows_between
 from phalanx.dispatch.split import Piece
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
@@ -212,20 +213,6 @@ class StoredParts(ABC):
         """Fetch the value and return it."""
 
 
-def rows_between(parts: Sequence[StoredPart], start: int, stop: int) -> list[StoredPart]:
-    """Return the parts of rows ``start`` to ``stop``; if there are none, an empty part, for its dtype and shape."""
-    found: list[StoredPart] = []
-    begin = 0
-    for part in parts:
-        rows = part.stop - part.start
-        first, last = max(start - begin, 0), min(stop - begin, rows)
-        if first < last:
-            whole = part.whole and last - first == rows
-            found.append(StoredPart(part.source, part.start + first, part.start + last, whole))
-        begin += rows
-    return found or [StoredPart(part.source, part.start, part.start, False) for part in parts[:1]]
-
-
 def piece_between(value: StoredParts, piece: Piece) -> list[StoredPart]:
     """Return the parts of a piece of a value.
 
@@ -233,4 +220,14 @@ def piece_between(value: StoredParts, piece: Piece) -> list[StoredPart]:
         DispatchError: if its number of rows differs from the number of rows of the other arguments.
     """
     start, stop = piece.bounds(value.__phalanx_rows__, "a batch of a channel")
-    return rows_between(value.parts, start, stop) if value.joined else list(value.parts[start:stop])
+    parts = value.parts
+    if not value.joined:
+        return list(parts[start:stop])
+    counts = [part.stop - part.start for part in parts]
+    found: list[StoredPart] = []
+    for place, rows in rows_between(counts, start, stop):
+        part = parts[place]
+        whole = part.whole and len(rows) == counts[place]
+        found.append(StoredPart(part.source, part.start + rows.start, part.start + rows.stop, whole))
+    # without rows: an empty part, for its dtype and shape
+    return found or [part._replace(stop=part.start, whole=False) for part in parts[:1]]

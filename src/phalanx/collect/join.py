@@ -53,8 +53,7 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
         return taken[0]
     if plan.collect == "list":
         return taken
-    ranks = plan.take if plan.ranks is None else plan.ranks
-    return _Join("rank", ranks, plan.rows, plan.order).whole(taken)
+    return _Join("rank", plan).whole(taken)
 
 
 def join_rows(pieces: Sequence[Any]) -> Value:
@@ -71,21 +70,19 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
-    return _Join("piece", range(len(pieces))).whole(list(pieces))
+    return _Join("piece", GatherPlan("join", range(len(pieces)))).whole(list(pieces))
 
 
-def places_of(
-    order: Sequence[int] | None, rows: Sequence[int] | None, counts: Sequence[int]
-) -> list[int] | None:
+def places_of(plan: GatherPlan, counts: Sequence[int]) -> list[int] | None:
     """Return, for each row of a result, its index in the joined rows; None if they are in order already.
 
-    ``order`` and ``rows`` are from the ``GatherPlan``, ``counts`` are the numbers of rows of each output without
-    padding.
+    ``counts`` are the numbers of rows of each output without padding.
     """
-    if not order or rows is None:
+    order = plan.order
+    if not order or plan.rows is None:
         return None
     times, rest = divmod(sum(counts), len(order))
-    if rest or not times or list(counts) != [times * each for each in rows]:
+    if rest or not times or list(counts) != [times * each for each in plan.rows]:
         return None
     where = [0] * len(order)
     for row, place in enumerate(order):
@@ -97,12 +94,10 @@ def places_of(
 
 @dataclass(frozen=True)
 class _Join:
-    """Join of the values of several pieces. ``kind`` and ``numbers`` name the pieces in error messages."""
+    """Join of the values of several pieces. ``kind`` is the noun for a piece in error messages."""
 
     kind: str
-    numbers: Sequence[int]
-    rows: Sequence[int] | None = None
-    order: Sequence[int] | None = None
+    plan: GatherPlan
 
     def whole(self, values: list[Any]) -> Value:
         try:
@@ -145,7 +140,7 @@ class _Join:
                 "rows of one shape and dtype from every rank, or register the method with "
                 'collect="list"'
             ) from error
-        places = places_of(self.order, self.rows, counts)
+        places = places_of(self.plan, counts)
         return joined if places is None else ops.take(joined, places)
 
     def _differ(self, values: list[Any], path: str) -> DispatchError:
@@ -156,7 +151,7 @@ class _Join:
 
     def _by_description(self, values: list[Any]) -> str:
         texts: dict[str, list[int]] = {}
-        for number, value in zip(self.numbers, values, strict=True):
+        for number, value in zip(self.plan.ranks or self.plan.take, values, strict=True):
             text = "a list" if isinstance(value, list) else described(value)  # rows may differ in number
             texts.setdefault(text, []).append(number)
         return "; ".join(f"{self._named(numbers)} returned {text}" for text, numbers in texts.items())
@@ -226,10 +221,10 @@ def share_of(gather: GatherPlan, infos: Sequence[PartInfo], piece: Piece) -> Sha
     start, stop = piece.bounds(sum(counts))
     if start == stop:  # empty: from an output with rows, if any, which has the dtype and row shape
         return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
-    places = places_of(gather.order, gather.rows, counts)
+    places = places_of(gather, counts)
     if places is not None:
         return _picked(counts, places[start:stop])
-    return Share(list(_between(counts, start, stop)))
+    return Share(list(rows_between(counts, start, stop)))
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
@@ -249,8 +244,8 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
     return all(info.rows is None for info in infos)
 
 
-def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
-    """Yield the index and the rows of each output with rows in [start, stop)."""
+def rows_between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
+    """Yield the index and the rows of each part with rows in [start, stop), given the number of rows of each part."""
     begins = list(accumulate(counts, initial=0))
     for index, (begin, count) in enumerate(zip(begins, counts, strict=False)):
         rows = range(max(start - begin, 0), min(stop - begin, count))
