@@ -11,6 +11,7 @@ from typing import Any
 
 from phalanx.declare.context import WorkerContext, context_of, current_context
 from phalanx.errors import DeclarationError
+from phalanx.wire.messages import WeightsKey
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
 
@@ -43,11 +44,11 @@ class WeightsDeclared:
     ``torn`` has, by role, the reason why its weights mix versions; ``coming`` the latest version that was begun.
     """
 
-    published: dict[tuple[str, str], Published] = field(default_factory=dict)
-    accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict)
-    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+    published: dict[WeightsKey, Published] = field(default_factory=dict)
+    accepted: dict[WeightsKey, Accepted] = field(default_factory=dict)
+    versions: dict[WeightsKey, int] = field(default_factory=dict)
     torn: dict[str, str] = field(default_factory=dict)
-    coming: dict[tuple[str, str], int] = field(default_factory=dict)
+    coming: dict[WeightsKey, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:

@@ -23,7 +23,7 @@ from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, Side, explain_plan, make_plan
 from phalanx.weights.transport_interface import ConnectRequest, SyncRequest
 from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
-from phalanx.weights.versions import Key
+from phalanx.wire.messages import WeightsKey
 
 _log = logging.getLogger("phalanx")
 
@@ -48,7 +48,7 @@ class SyncSide:
     side: Side
     core: Group
     fixed: tuple[int, ...] | None
-    key: Key
+    key: WeightsKey
     title: str
 
     @property

@@ -18,7 +18,7 @@ from phalanx.weights.buckets import Bucket, Packing, SlotView
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.plan import Locality, Plan, RankLocation, Side
-from phalanx.weights.versions import Key
+from phalanx.wire.messages import WeightsKey
 
 
 class Description(NamedTuple):
@@ -63,7 +63,7 @@ class ConnectRequest:
     store: str = ""
     delta: bool = False
     side: Side = "source"
-    key: Key = "", ""
+    key: WeightsKey = "", ""
     ranks: tuple[int, ...] = ()
     addresses: Mapping[int, Any] = field(default_factory=dict)
 

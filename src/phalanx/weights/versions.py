@@ -14,10 +14,9 @@ from phalanx.declare.context import WorkerContext
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, WeightsError
+from phalanx.wire.messages import WeightsKey
 
 T = TypeVar("T")
-Key = tuple[str, str]
-"""Role and name of weights."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class WeightRegistry:
         for role in {role for role, _ in self._weights}:
             self._note_usable(role)
 
-    def published(self, key: Key) -> Published:
+    def published(self, key: WeightsKey) -> Published:
         """Return the weights that a role publishes.
 
         Raises:
@@ -104,7 +103,7 @@ class WeightRegistry:
         """
         return _declared(self.declared.published, key, "published", "publish")
 
-    def accepted(self, key: Key) -> Accepted:
+    def accepted(self, key: WeightsKey) -> Accepted:
         """Return the weights that a role accepts.
 
         Raises:
@@ -112,16 +111,16 @@ class WeightRegistry:
         """
         return _declared(self.declared.accepted, key, "accepted", "accept")
 
-    def weights(self, key: Key) -> Weights:
+    def weights(self, key: WeightsKey) -> Weights:
         """Return the state of the weights of a role."""
         return self._weights.get(key, Weights())
 
-    def newest(self, key: Key) -> int:
+    def newest(self, key: WeightsKey) -> int:
         """Return the newest version that this rank knows, as source or target; 0 before the first."""
         weights = self.weights(key)
         return max(self._counts.get(key, 0), weights.number or 0, weights.had or 0)
 
-    def publish(self, key: Key, number: int, step: int | None, wanted: int | None) -> None:
+    def publish(self, key: WeightsKey, number: int, step: int | None, wanted: int | None) -> None:
         """Record that version ``number``, of optimizer step ``step``, is published, to each target of a sync in turn.
 
         Raises:
@@ -145,7 +144,7 @@ class WeightRegistry:
         self._counts[key] = number
         self.declared.versions[key] = number
 
-    def begin(self, key: Key, number: int) -> None:
+    def begin(self, key: WeightsKey, number: int) -> None:
         """Mark the weights as torn, before bytes of a version are written. May be called again.
 
         Raises:
@@ -162,11 +161,11 @@ class WeightRegistry:
         self.declared.coming[key] = number
         self._put(key, Weights("torn", number, before.last))
 
-    def finish(self, key: Key, number: int, connection: str = "") -> None:
+    def finish(self, key: WeightsKey, number: int, connection: str = "") -> None:
         """Mark the weights as complete: all of a version arrived over a connection and was verified."""
         self._put(key, replace(self.weights(key), status="complete", number=number, connection=connection))
 
-    def tear(self, key: Key, number: int) -> None:
+    def tear(self, key: WeightsKey, number: int) -> None:
         """Mark the weights as torn again: the sync to a version failed on another rank, though it arrived here."""
         weights = self.weights(key)
         if weights.status == "complete" and weights.number == number:
@@ -179,13 +178,13 @@ class WeightRegistry:
                 last = self.weights(key).last
                 self._put(key, Weights("none", last, last))
 
-    def arrived_over(self, key: Key, connection: str) -> int:
+    def arrived_over(self, key: WeightsKey, connection: str) -> int:
         """Return the version that arrived over a connection and is complete; 0 if there is none."""
         weights = self.weights(key)
         is_current = weights.status == "complete" and weights.connection == connection
         return weights.number or 0 if is_current else 0
 
-    def _put(self, key: Key, weights: Weights) -> None:
+    def _put(self, key: WeightsKey, weights: Weights) -> None:
         self._weights[key] = weights
         if weights.status == "complete" and weights.number is not None:
             self.declared.versions[key] = weights.number
@@ -206,7 +205,7 @@ class WeightRegistry:
             self.unusable.pop(role, None)
 
 
-def _declared(declarations: Mapping[Key, T], key: Key, done: str, verb: str) -> T:
+def _declared(declarations: Mapping[WeightsKey, T], key: WeightsKey, done: str, verb: str) -> T:
     if key in declarations:
         return declarations[key]
     role, name = key

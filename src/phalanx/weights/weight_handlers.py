@@ -12,8 +12,8 @@ from phalanx.weights.plan import Locality, RankLocation, Side
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, SyncRequest
 from phalanx.weights.transports import CUDA_IPC, NCCL
-from phalanx.weights.versions import Key, Weights
-from phalanx.wire.messages import STORE_VARIABLE
+from phalanx.weights.versions import Weights
+from phalanx.wire.messages import STORE_VARIABLE, WeightsKey
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, not FSDP, which loads slowly
     from phalanx.weights.weight_ends import WeightSource, WeightTarget
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, not FSDP, whic
 _NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/pid")
 
 
-def tear(runtime: WorkerRuntime, key: Key, number: int) -> None:
+def tear(runtime: WorkerRuntime, key: WeightsKey, number: int) -> None:
     """Note that the sync to a version failed on another rank."""
     runtime.weights.tear(key, number)
 
 
-def state(runtime: WorkerRuntime, key: Key) -> Weights:
+def state(runtime: WorkerRuntime, key: WeightsKey) -> Weights:
     """Return the state of accepted weights.
 
     Raises:
@@ -37,7 +37,7 @@ def state(runtime: WorkerRuntime, key: Key) -> Weights:
     return runtime.weights.weights(key)
 
 
-def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
+def describe(runtime: WorkerRuntime, side: Side, key: WeightsKey) -> Description:
     """Return the layout and the location of this rank's weights."""
     from phalanx.weights.local_layout import read_layout  # FSDP: only on ranks with weights
 

@@ -43,7 +43,8 @@ from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.sync_pairs import Ranks, SyncPair, SyncSide, connect_pair, side_of
 from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
-from phalanx.weights.versions import Key, Weights, WeightsVersion
+from phalanx.weights.versions import Weights, WeightsVersion
+from phalanx.wire.messages import WeightsKey
 from phalanx.wire.value import Reduced, as_integer, checked_timeout
 
 _TIMEOUT_S = 600.0
@@ -308,7 +309,7 @@ class WeightSync:
             )
             warnings.warn(text, RuntimeWarning, _user_stack_level())
 
-    def newest(self, key: Key) -> int | None:
+    def newest(self, key: WeightsKey) -> int | None:
         """Return the number of the last sync to weights of a role and name; 0: none yet; None: not a target.
 
         This and the next three methods implement :class:`phalanx.group.group.Resync`.

@@ -33,6 +33,10 @@ ANY_EPOCH = -1
 NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 
 
+#: Role and name of weights.
+WeightsKey = tuple[str, str]
+
+
 def is_library_call(method: str) -> bool:
     """Return whether a call runs a function of the library. A title may follow ``LIBRARY`` in the method's name."""
     return method.startswith(LIBRARY)
@@ -249,8 +253,8 @@ class RankConfig:
     trace: str = ""
     serves: bool = False
     rejoining: bool = False
-    had_weights: dict[tuple[str, str], int] = field(default_factory=dict)
-    published_weights: dict[tuple[str, str], int] = field(default_factory=dict)
+    had_weights: dict[WeightsKey, int] = field(default_factory=dict)
+    published_weights: dict[WeightsKey, int] = field(default_factory=dict)
 
     def pack(self, body: bytes | None) -> bytes:
         """Pack with ``body``, the encoded ``{role: (class, args, kwargs)}``, or None if the last reference holds it."""
