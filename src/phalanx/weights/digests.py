@@ -20,6 +20,9 @@ from phalanx.weights.plan import Plan, Side
 Verify = Literal["sampled", "full", "off"]
 """Extent of verification: a sample of the elements (default), every bit, or nothing."""
 
+BoxDigest = tuple[str, Box, bytes]
+"""The name of a tensor at the target, a box of it, and the digest of its elements."""
+
 DIGEST_BYTES = 8
 _STRIDE_BYTES = 1 << 15
 """Approximate bytes per sampled element. The cost of a sample is the cache lines that it touches."""
@@ -38,16 +41,14 @@ def digest_boxes(
     *,
     verify: Verify = "sampled",
     version: int = 0,
-) -> dict[int, list[tuple[str, Box, bytes]]]:
-    """Return (name, box, digest) of all boxes that a rank sends or has received, by peer rank, in the plan's order.
-
-    The name is that of the tensor at the target.
+) -> dict[int, list[BoxDigest]]:
+    """Return the digests of all boxes that a rank sends or has received, by peer rank, in the plan's order.
 
     Args:
         plan: the rank's part of the plan.
         version: number that moves the sample from sync to sync, equally on both sides.
     """
-    digests: dict[int, list[tuple[str, Box, bytes]]] = defaultdict(list)
+    digests: dict[int, list[BoxDigest]] = defaultdict(list)
     viewed: dict[tuple[str, str], Any] = {}
     for batch, pair, box in plan.transfers() if verify != "off" else ():
         name, at, peers = pair.source, box.source_at, box.targets

@@ -132,7 +132,9 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
         boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
         moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
-    odd = added + _odd_tensors(tensors, planned.tensors) + moved
+    form = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    changed = [name for name, one in planned.tensors.items() if form.get(name) != (one.shape, one.dtype)]
+    odd = added + changed + moved
     # Only one name of a tie is sent: the other must have the same values.
     ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
     untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
@@ -142,15 +144,6 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
             "the next sync makes a new plan"
         )
     return tensors
-
-
-def _odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
-    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
-    return [
-        name
-        for name, wanted in like.items()
-        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
-    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:

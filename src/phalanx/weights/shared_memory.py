@@ -171,7 +171,7 @@ class DeviceMemory:
         self.tensor = torch.empty(0, dtype=torch.uint8)
         if pointer:
             with torch.cuda.device(self._device):
-                torch.cuda.current_stream(self._device).synchronize()
+                self.synchronize()
                 _call("cudaFree" if self._owner else "cudaIpcCloseMemHandle", ctypes.c_void_p(pointer))
 
 

@@ -90,8 +90,8 @@ class WeightRegistry:
         self._weights = {key: Weights(had=number) for key, number in context.had_weights.items()}
         self._counts = dict(context.published_weights)
         self.unusable = self.declared.torn
-        #: Ends of connections (``WeightEnd``) on this rank, by side and connection.
-        self.parts: dict[tuple[str, str], Any] = {}
+        #: Ends of connections (``WeightEnd``) on this rank, by connection and side.
+        self.ends: dict[str, dict[str, Any]] = {}
         for role in {role for role, _ in self._weights}:
             self._note_usable(role)
 

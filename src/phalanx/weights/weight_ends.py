@@ -13,9 +13,8 @@ from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.display.text_format import first_of
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
-from phalanx.weights.boxes import Box
 from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
-from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
+from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes, tensor_digest
 from phalanx.weights.local_layout import (
     LocalLayout,
     current_tensors,
@@ -100,7 +99,7 @@ class WeightSource(WeightEnd):
                 )
 
         @functools.cache
-        def digests() -> Mapping[int, list[tuple[str, Box, bytes]]]:
+        def digests() -> Mapping[int, list[BoxDigest]]:
             check()
             return digest_boxes(self._plan, tensors, "source", verify=sync.verify, version=sync.number)
 
@@ -140,7 +139,7 @@ class WeightTarget(WeightEnd):
         layout, memory = _target_layout(accepted, request.complete)
         self._shared: WeightSource | None = None
         if STORAGE in request.transports.values():
-            self._shared = registry.parts.get(("source", request.connection))
+            self._shared = registry.ends[request.connection].get("source")
             share_storage(self._shared, accepted, layout)
             layout = read_layout(accepted)  # the tensors have other storage now
         super().__init__(registry, request, rank, layout)
@@ -183,7 +182,7 @@ class WeightTarget(WeightEnd):
             load_all(accepted.load, tensors)
         registry.finish(key, number, self._connection)
 
-    def _verify(self, peer: str, number: int, note: bytes, own: Sequence[tuple[str, Box, bytes]]) -> None:
+    def _verify(self, peer: str, number: int, note: bytes, own: Sequence[BoxDigest]) -> None:
         """Compare the version and the digests of the received boxes with the note of a source."""
         head, *parts = (note[at : at + DIGEST_BYTES] for at in range(0, len(note), DIGEST_BYTES))
         if (sent := int.from_bytes(head, "little")) != number:

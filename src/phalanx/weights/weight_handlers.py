@@ -74,12 +74,12 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
     from phalanx.weights.weight_ends import WeightSource, WeightTarget  # FSDP: only on ranks with weights
 
     registry, rank = runtime.weights, request.ranks.index(runtime.context.rank)
-    side, connection = request.side, request.connection
+    ends = registry.ends.setdefault(request.connection, {})
     try:
-        if side == "source":
-            source = registry.parts[side, connection] = WeightSource(registry, request, rank)
+        if request.side == "source":
+            source = ends["source"] = WeightSource(registry, request, rank)
             return source.address
-        registry.parts[side, connection] = WeightTarget(registry, request, rank)
+        ends["target"] = WeightTarget(registry, request, rank)
         return None
     except WeightsTransferError as error:
         if request.transports[Locality.NODE] not in (CUDA_IPC, NCCL):
@@ -89,10 +89,8 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
 
 def disconnect(runtime: WorkerRuntime, connection: str) -> None:
     """Release the endpoints of this rank for a connection."""
-    for side in ("source", "target"):
-        part = runtime.weights.parts.pop((side, connection), None)
-        if part is not None:
-            part.close()
+    for end in runtime.weights.ends.pop(connection, {}).values():
+        end.close()
 
 
 def sync(runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object) -> Sent | None:
@@ -101,8 +99,8 @@ def sync(runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *b
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
     """
-    parts = {side: runtime.weights.parts.get((side, request.connection)) for side in sides}
-    source, target = parts.get("source"), parts.get("target")
+    ends = runtime.weights.ends.get(request.connection, {})
+    source, target = (ends.get(side) if side in sides else None for side in ("source", "target"))
     try:
         if source is not None and target is not None:
             return _sync_both(source, target, request)

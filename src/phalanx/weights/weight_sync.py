@@ -439,10 +439,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
             raise raisable(self._outcome)
         return self._outcome
 
-    @property
-    def _over(self) -> bool:
-        return self._outcome is not None
-
     def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
         seconds = None if timeout is None else max(0.0, timeout)
         try:
