@@ -24,7 +24,7 @@ from phalanx.dispatch.plan import (
     check_signature,
     result_of,
 )
-from phalanx.dispatch.pytree import Leaf, described, flatten, is_future, unwrap
+from phalanx.dispatch.pytree import Builder, Flat, Leaf, described, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops, rows_of, split_leaves
 from phalanx.errors import DispatchError
@@ -313,7 +313,7 @@ class _Parts:
     a future knows. ``shared`` are leaves without rows, which all pieces contain.
     """
 
-    leaves: Sequence[tuple[Any, list[Leaf], Callable[..., Any]]]
+    leaves: Sequence[tuple[Any, list[Leaf], Builder]]
     rows: int | None
     expected: int | None
     futures: bool
@@ -346,7 +346,7 @@ class _Parts:
         ]
 
 
-def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
+def _flattened(call: CallInput, argument: Argument) -> Flat:
     try:
         return flatten(argument.value, argument.name)
     except DispatchError as error:

@@ -43,6 +43,11 @@ class Leaf:
     value: Any
 
 
+#: Function that builds a structure from leaves: ``next`` for a leaf itself, else a :class:`Build`.
+Builder = Callable[[Iterator[Any]], Any]
+Flat = tuple[list[Leaf], Builder]
+
+
 def is_future(value: object) -> bool:
     """Return whether ``value`` is a future, which stands for the result of a call."""
     return getattr(type(value), "__phalanx_future__", False) is True
@@ -76,7 +81,7 @@ class Build:
     """
 
     node: Node
-    parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]
+    parts: Sequence[tuple[int, Builder]]
 
     def __call__(self, values: Iterator[Any]) -> Any:
         return self.node.rebuild([build(values) for _, build in self.parts])
@@ -100,10 +105,8 @@ class Build:
         return [self.node.rebuild(row) for row in rows]
 
 
-def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+def flatten(value: Any, path: str) -> Flat:
     """Return the leaves of ``value`` in order, and a function that builds the same structure from other leaves.
-
-    The function is ``next`` if ``value`` is a leaf, else a :class:`Build`.
 
     Raises:
         DispatchError: if the structure contains itself, or is nested too deep.
@@ -117,7 +120,7 @@ def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]]
         ) from None
 
 
-def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+def _flatten(value: Any, path: str) -> Flat:
     node = node_of(value)
     if node is None:
         return [Leaf(path, value)], next

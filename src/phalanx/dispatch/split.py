@@ -8,13 +8,13 @@ the rows of each piece. An *output* is the return value of a rank; the collected
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from phalanx.dispatch.batch_metadata import PerShard, Settings, digest, is_table_like
-from phalanx.dispatch.pytree import Build, Leaf, flatten, is_future, unwrap
+from phalanx.dispatch.pytree import Build, Builder, Flat, Leaf, flatten, is_future, unwrap
 from phalanx.dispatch.shardable import RowOps, ops_for
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
@@ -142,7 +142,7 @@ def count_rows(value: Any) -> int | None:
     return rows_of(leaves, "count_rows")
 
 
-def _without_futures(value: Any, where: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+def _without_futures(value: Any, where: str) -> Flat:
     """Flatten a value. Raise DispatchError if a leaf is a future."""
     leaves, build = flatten(value, "value")
     for leaf in leaves:
@@ -249,7 +249,7 @@ def take_rows(value: Any, indices: Sequence[int]) -> Any:
 
 
 def split_leaves(
-    leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
+    leaves: Sequence[Leaf], build: Builder, cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:
     """Return the pieces of a flattened value, with a ``FuturePiece`` in place of each future."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
