@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from phalanx.declare.dispatch_modes import Collect, Dispatch, Execute, Kind, Mode
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import (
-    Argument,
     CallInput,
     CallPlan,
     Each,
@@ -230,7 +230,7 @@ def _planned(
 
 
 def _same(call: CallInput) -> list[Same | Each]:
-    return [Same(unwrap(argument.value)) for argument in call.arguments()]
+    return [Same(unwrap(value)) for _, value in call.arguments()]
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:
@@ -246,45 +246,44 @@ def _plan_lists(call: CallInput) -> CallPlan:
     recipients, meshed = _recipients(call), call.mode.mesh is not None
     size = " * ".join(f"{axis}_size" for axis in _dp_axes(call)) if meshed else "world_size"
 
-    def dealt(argument: Argument) -> Same | Each:
-        value = call.materialize(argument.value) if is_future(argument.value) else argument.value
+    def dealt(name: str, value: Any) -> Same | Each:
+        value = call.materialize(value) if is_future(value) else value
         if isinstance(value, Replicate):
             return Same(value.value)
         if not isinstance(value, list | tuple) or len(value) != recipients.count:
             raise DispatchError(
-                f"{call.where}: {argument.name!r} is {described(value)}; expected a list or tuple of {size} = "
+                f"{call.where}: {name!r} is {described(value)}; expected a list or tuple of {size} = "
                 f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Use "
                 "px.replicate(...) to pass one value to all of them; Dispatch.ROWS splits rows"
             )
         return Each(recipients.spread([unwrap(element) for element in value]))
 
-    return _planned(call, list(map(dealt, call.arguments())), recipients, split=meshed)
+    return _planned(call, list(starmap(dealt, call.arguments())), recipients, split=meshed)
 
 
 def _plan_custom(call: CallInput) -> CallPlan:
     call, world = call.settled(), len(call.ranks)
     function: Any = call.mode.dispatch_fn
-    name = getattr(function, "__name__", None) or f"dispatch of {call.mode.name}"
+    maker = getattr(function, "__name__", None) or f"dispatch of {call.mode.name}"
     given = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
     result = function(call.handle or call.target, *(_shallow(unwrap(value)) for value in call.args), **given)
     pair = isinstance(result, tuple | list) and len(result) == 2
     if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
         raise DispatchError(
-            f"{call.where}: {name} returned {described(result)}; expected a pair (args, kwargs) "
+            f"{call.where}: {maker} returned {described(result)}; expected a pair (args, kwargs) "
             "of a tuple or list and a dict, in which every value is a list with one element per rank"
         )
 
-    def column(argument: Argument) -> Each:
-        value = argument.value
+    def column(name: str, value: Any) -> Each:
         if not isinstance(value, list | tuple) or len(value) != world:
             raise DispatchError(
-                f"{call.where}: {name} made {argument.name!r} {described(value)}; expected a list "
+                f"{call.where}: {maker} made {name!r} {described(value)}; expected a list "
                 f"of world_size = {world} elements, one for each rank"
             )
         return Each([unwrap(element) for element in value])
 
     call = replace(call, args=tuple(result[0]), kwargs=dict(result[1]))
-    return _planned(call, list(map(column, call.arguments())), _each_rank(world))
+    return _planned(call, list(starmap(column, call.arguments())), _each_rank(world))
 
 
 def _shallow(value: Any) -> Any:
@@ -321,7 +320,7 @@ class _Parts:
 
     @classmethod
     def of(cls, call: CallInput) -> _Parts:
-        leaves = [(argument.value, *_flattened(call, argument)) for argument in call.arguments()]
+        leaves = [(value, *_flattened(call, name, value)) for name, value in call.arguments()]
         every = [leaf for _, found, _ in leaves for leaf in found]
         refuse_unclear_rows(every, call.where)
         shared = {
@@ -346,9 +345,9 @@ class _Parts:
         ]
 
 
-def _flattened(call: CallInput, argument: Argument) -> Flat:
+def _flattened(call: CallInput, name: str, value: Any) -> Flat:
     try:
-        return flatten(argument.value, argument.name)
+        return flatten(value, name)
     except DispatchError as error:
         raise DispatchError(f"{call.where}: {error}") from None
 
@@ -392,7 +391,7 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
 
 def _named(call: CallInput, name: str) -> Any:
     """Return the argument ``name``, or ``argument[name]`` of the first argument with such a key."""
-    arguments = {argument.name: unwrap(argument.value) for argument in call.arguments()}
+    arguments = {argument: unwrap(value) for argument, value in call.arguments()}
     if name in arguments:
         return arguments[name]
     for value in arguments.values():

@@ -123,14 +123,6 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True)
-class Argument:
-    """An argument: its name in error messages, and its value."""
-
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True)
 class CallInput:
     """Input for the planner of a mode: the method, its arguments, and the ranks to call."""
 
@@ -151,13 +143,12 @@ class CallInput:
         """Start of error messages: the method and its mode."""
         return f"{self.spec.name}() [{self.mode!r}]"
 
-    def arguments(self) -> Iterator[Argument]:
-        """Yield all arguments, positional arguments first."""
+    def arguments(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name in error messages and the value of each argument, positional arguments first."""
         names = self.spec.positional_names
         for index, value in enumerate(self.args):
-            yield Argument(names[index] if index < len(names) else f"argument {index + 1}", value)
-        for key, value in self.kwargs.items():
-            yield Argument(key, value)
+            yield names[index] if index < len(names) else f"argument {index + 1}", value
+        yield from self.kwargs.items()
 
     def settled(self) -> CallInput:
         """Return a copy of the call in which results replace all futures."""
