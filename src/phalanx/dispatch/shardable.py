@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from phalanx.errors import DispatchError
-from phalanx.wire.memory import concat_arrays, concat_rows, select_rows
+from phalanx.wire.memory import Array, concat_arrays, concat_rows, select_rows
 from phalanx.wire.value import checked_number, torch
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     )
 
 
-def _array_concat(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _array_concat(arrays: list[Array]) -> Array:
     if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
         return np.ma.concatenate(arrays)
     joined, first = concat_arrays(arrays), arrays[0]

@@ -23,6 +23,7 @@ import numpy as np
 
 from phalanx.wire.value import Dims, Value, torch
 
+Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 HUGE_FROM = 4 << 20
@@ -225,7 +226,7 @@ def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     return tensor_over(block, rows.dtype, (len(chosen), *rows.shape[1:]))
 
 
-def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def concat_arrays(arrays: Sequence[Array]) -> Array:
     """Join at least one array along the first axis into new, writable memory.
 
     Large arrays in C order with equal dtype and row shape are copied directly into huge pages, in parallel. Other

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.wire import unpack
-from phalanx.wire.memory import bytes_at, bytes_of
+from phalanx.wire.memory import Array, bytes_at, bytes_of
 from phalanx.wire.value import Dims, Value, torch
 
 Reduced = tuple[Any, ...]
@@ -135,7 +135,7 @@ def _is_dense(shape: Dims, strides: Dims, element: int = 1) -> bool:
     return True
 
 
-def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
+def reduce_array(sink: Sink, array: Array) -> Reduced | None:
     """Put the bytes of ``array`` into ``sink``. Return its pickle reduction, or None for arrays of objects."""
     dtype = array.dtype
     if dtype.hasobject:
@@ -158,7 +158,7 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
     return unpack.array, (place, name, array.shape, strides)
 
 
-def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:
+def _slowest_first(array: Array) -> list[int]:
     return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
 
 
