@@ -176,32 +176,37 @@ def _window(view: memoryview) -> torch.Tensor:
     return torch.from_numpy(bytes_at(memory, memory.__array_interface__["data"][0], memory.nbytes))
 
 
-def _tensor(place: int, dtype: str, shape: Dims, strides: Dims | None, flags: int) -> torch.Tensor:
-    kind, device = getattr(torch, dtype), None
+def _tensor(
+    place: int, dtype: str, shape: Dims, strides: Dims | None, flags: int
+) -> tuple[torch.Tensor, bool]:
+    """Return a tensor over a buffer (-1: no bytes), and whether it requires grad.
+
+    ``strides`` are in elements; None: contiguous.
+    """
+    kind, device, requires_grad = getattr(torch, dtype), None, bool(flags & REQUIRES_GRAD)
     arrival = current_arrival()
     if arrival.device is not None:
         target = torch.device(arrival.device)
         device = None if target.type == "cpu" else target
     if place == -1:
-        return torch.empty_strided(shape, strides or (), dtype=kind, device=device or "cpu")
-    return open_frame.get().tensor(place, kind, shape, strides, device)
+        return torch.empty_strided(shape, strides or (), dtype=kind, device=device or "cpu"), requires_grad
+    return open_frame.get().tensor(place, kind, shape, strides, device), requires_grad
 
 
-def tensor(place: int, dtype: str, shape: Dims, strides: Dims | None, flags: int) -> torch.Tensor:
-    """Return a tensor over a buffer (-1: no bytes), with ``strides`` in elements (None: contiguous)."""
-    made = _tensor(place, dtype, shape, strides, flags)
-    return made.requires_grad_() if flags & REQUIRES_GRAD else made
+def tensor(*description: Any) -> torch.Tensor:
+    """Return a tensor over a buffer. Takes the arguments of `_tensor`, as the next two functions."""
+    made, requires_grad = _tensor(*description)
+    return made.requires_grad_() if requires_grad else made
 
 
 def parameter(*description: Any) -> torch.nn.Parameter:
-    """Return a Parameter over a buffer. Takes the arguments of `tensor`."""
-    return torch.nn.Parameter(_tensor(*description), requires_grad=bool(description[-1] & REQUIRES_GRAD))
+    """Return a Parameter over a buffer."""
+    return torch.nn.Parameter(*_tensor(*description))
 
 
 def subclass(cls: type[torch.Tensor], *description: Any) -> torch.Tensor:
-    """Return an instance of ``cls`` over a buffer, without calling its constructor. Other arguments as in `tensor`."""
-    plain = _tensor(*description)
-    return torch.Tensor._make_subclass(cls, plain, bool(description[-1] & REQUIRES_GRAD))
+    """Return an instance of ``cls`` over a buffer, without calling its constructor."""
+    return torch.Tensor._make_subclass(cls, *_tensor(*description))
 
 
 def set_state(obj: torch.Tensor, state: Value) -> None:
