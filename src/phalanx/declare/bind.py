@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from phalanx.declare.classes import RESERVED, registered_methods
@@ -86,7 +86,7 @@ WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 class Colocation:
     """Several roles in the same process of each rank, as returned by :func:`colocate`."""
 
-    roles: Mapping[str, BoundClass] = field(default_factory=dict)
+    roles: Mapping[str, BoundClass]
 
     def __repr__(self) -> str:
         return f"px.colocate({dict(self.roles)!r})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FunctionType
@@ -30,7 +31,10 @@ def _search(value: Value, attempt: Try) -> tuple[str, Any]:
     """Return the path and the innermost part that fails, such as ``args[0]['lock']`` for the arguments of a call."""
     path, part = "", value
     for _ in range(_DEEPEST):
-        named = _parts_of_call(part) if not path and _is_call(part) else _parts(part, path)
+        if not path and _is_call(part):
+            named = itertools.chain(_parts(part[0], "args"), _parts(part[1], "kwargs"))
+        else:
+            named = _parts(part, path)
         found = next((pair for pair in named if _fails(pair[1], attempt)), None)
         if found is None:
             break
@@ -49,11 +53,6 @@ def _fails(part: Value, attempt: Try) -> bool:
 def _is_call(value: Value) -> bool:
     """Return whether a value has the form of a call's arguments, ``(args, kwargs)``."""
     return type(value) is tuple and [*map(type, value)] == [tuple, dict]
-
-
-def _parts_of_call(call: Value) -> Iterator[tuple[str, Any]]:
-    yield from ((f"args[{index}]", item) for index, item in enumerate(call[0]))
-    yield from ((f"kwargs[{key!r}]", item) for key, item in call[1].items())
 
 
 def _parts(value: Value, path: str) -> Iterator[tuple[str, Any]]:
