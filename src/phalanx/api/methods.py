@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -11,7 +10,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Streaming
 from phalanx.calls.future import CallFuture, Stream
-from phalanx.calls.item_stream import ItemStream, StreamedRows
+from phalanx.calls.item_stream import ItemStream
 from phalanx.calls.send import NO_OPTIONS, CallOptions, planning_began, send
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
@@ -69,7 +68,7 @@ class BoundMethod(Generic[P, B, V]):
         kwargs: dict[str, Any],
         *,
         waits: bool,
-        streaming: Callable[[CallPlan], Streaming] | None = None,
+        streaming: Streaming | None = None,
     ) -> Call:
         chosen, spec = self._selection, self._spec
         core, describe = chosen.core, not waits and streaming is None
@@ -81,6 +80,12 @@ class BoundMethod(Generic[P, B, V]):
                 began = planning_began()
                 empty = self._fixed and not args and not kwargs
                 plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
+                if streaming is not None and streaming.by_rows and plan.gather.rows is None:
+                    raise DispatchError(
+                        f'{self.__qualname__}.stream(by="rows"): no rows are split in this call. Call a method of mode '
+                        "ROWS or mesh on the whole group or a slice of it, with rows that are here (of a future, its "
+                        "result())"
+                    )
                 return send(
                     core,
                     plan,
@@ -90,7 +95,7 @@ class BoundMethod(Generic[P, B, V]):
                     options=self._options,
                     describe=describe and plan.gather.collect == "join",
                     chosen=chosen.which == "any",
-                    streaming=None if streaming is None else streaming(plan),
+                    streaming=streaming,
                     began=began,
                 )
             except (StaleEpoch, DispatchError):  # nothing was sent: retry if the ranks changed meanwhile
@@ -178,9 +183,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
 
         The ranks do not wait for a reader: items are kept until the future is garbage-collected.
         """
-        call = self._send(
-            args, kwargs, waits=False, streaming=lambda plan: Streaming(_wanted(plan), kept=True)
-        )
+        call = self._send(args, kwargs, waits=False, streaming=Streaming(kept=True))
         if call.streams is not None and call.core.backend.immediate:
             call.streams.run_to_end()
         return CallFuture(call)
@@ -227,30 +230,8 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
         if by not in ("items", "rows"):
             raise DispatchError(f'{where}(by={by!r}): expected "items" or "rows"')
 
-        def streaming(plan: CallPlan) -> Streaming:
-            if by == "rows" and plan.gather.rows is None:
-                raise DispatchError(
-                    f'{where}(by="rows"): no rows are split in this call. Call a method of mode ROWS or mesh on the '
-                    "whole group or a slice of it, with rows that are here (of a future, its result())"
-                )
-            return Streaming(_wanted(plan), buffer)
-
-        call = self._send(args, kwargs, waits=False, streaming=streaming)
-        rows = _rows_of(call.plan) if by == "rows" else None
-        alone = call.plan.gather.collect == "first"
+        call = self._send(args, kwargs, waits=False, streaming=Streaming(buffer, by_rows=by == "rows"))
+        stream = ItemStream[Any](call, owner=True)
         # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
-        return ItemStream(call, alone=alone, rows=rows, owner=True)
-
-
-def _wanted(plan: CallPlan) -> frozenset[int]:
-    """Return the positions of the ranks whose items are part of the result."""
-    return frozenset(position for position in range(len(plan.ranks)) if plan.keeps(position))
-
-
-def _rows_of(plan: CallPlan) -> StreamedRows:
-    """Return the mapping of rows of a call that is streamed by rows."""
-    gather = plan.gather
-    ranks = [plan.ranks[position] for position in gather.take]
-    given = None if gather.trim is None else [rows for rows, _ in gather.trim]
-    return StreamedRows(gather.rows or (), ranks, given, gather.order)
+        return stream

@@ -214,13 +214,13 @@ class Results:
 class Streaming:
     """Options of the streams of a call.
 
-    ``positions`` has the positions of the ranks whose items are streamed. ``buffer`` is the maximum number of unread
-    items of a rank; None: no limit. If ``kept``, items are kept after they were read, for further readers.
+    ``buffer`` is the maximum number of unread items of a rank; None: no limit. If ``kept``, items are kept after they
+    were read, for further readers. If ``by_rows``, items are rows with their indices in the rank's shard.
     """
 
-    positions: frozenset[int]
     buffer: int | None = None
     kept: bool = False
+    by_rows: bool = False
 
 
 @dataclass
@@ -256,6 +256,8 @@ class PendingStream(Results):
         self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, ResultHandle)}
         self._lock = threading.RLock()  # a rank's stream must be used by one thread at a time
         self.streaming = streaming
+        #: Positions of the ranks whose items are streamed.
+        self.positions = tuple(self._parts)
         #: True if the reader has left the stream.
         self.left = False
         #: True if a reader marked a rank as failed.

@@ -155,8 +155,7 @@ class CallFuture(Awaited[T]):
         """
         call, timeout = self.call, checked_timeout(timeout, "CallFuture.stream")
         if call.streams is not None:
-            alone = call.plan.gather.collect == "first"
-            return ItemStream(call, alone=alone, owner=False, timeout=timeout)
+            return ItemStream(call, owner=False, timeout=timeout)
         description = f"{call.group}.{full_name(call.role, call.method)}"
         return Stream(call.stream(timeout), len(call.plan.ranks), description)
 

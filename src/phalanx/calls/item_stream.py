@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any, Generic, TypeVar, cast
@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import PendingStream, WaitOver, raisable, seconds_until
+from phalanx.dispatch.plan import CallPlan
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
@@ -46,7 +47,7 @@ class Reader:
     def __init__(self, arrivals: PendingStream, backend: Backend) -> None:
         self._arrivals = arrivals
         self._backend = backend
-        self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
+        self._places = dict.fromkeys(arrivals.positions, 0)
         self._silent = [position for position in range(len(arrivals)) if position not in self._places]
         self._ready: deque[int] = deque()
         # True while several items may be available: they are all requested at once.
@@ -131,24 +132,17 @@ class Reader:
 class StreamedRows:
     """Maps rows that ranks yield, as ``(index in its shard, result)``, to their places among the caller's rows. Pure.
 
-    Args:
-        rows: number of rows of each shard, in order of the shards.
-        ranks: the rank that streams each shard, aligned with ``rows``.
-        given: number of rows of each shard with its padding; results of padded rows are dropped. None: no padding.
-        order: place of row j of the joined shards among the caller's rows; None: j.
+    Results of padded rows are dropped.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[int],
-        ranks: Sequence[int],
-        given: Sequence[int] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, plan: CallPlan) -> None:
+        gather, rows = plan.gather, plan.gather.rows or ()
+        ranks = [plan.ranks[position] for position in gather.take]
+        given = rows if gather.trim is None else [padded for padded, _ in gather.trim]
         self._rows = dict(zip(ranks, rows, strict=True))
-        self._given = dict(zip(ranks, given or rows, strict=True))
+        self._given = dict(zip(ranks, given, strict=True))
         self._starts = dict(zip(ranks, accumulate(rows, initial=0), strict=False))
-        self._order = order
+        self._order = gather.order
         self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
 
     def receive(self, rank: int, item: Any) -> tuple[int, Any] | None:
@@ -198,25 +192,17 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     ``with``, ``close()`` or by dropping it, cancels the call, except for a stream of ``CallFuture.stream``.
 
     Args:
-        call: the call that streams.
-        alone: if True, a single rank was called: its items are returned without the rank.
-        rows: maps rows that ranks yield, to return ``(index in the call, result)``; None: return ``(rank, item)``.
+        call: the call that streams. The items of a single rank are returned without the rank, rows as ``(index in the
+            call, result)``, and other items as ``(rank, item)``.
         owner: if True, the call ends with this stream.
         timeout: seconds for all items; None: no limit.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        *,
-        alone: bool,
-        owner: bool,
-        rows: StreamedRows | None = None,
-        timeout: float | None = None,
-    ) -> None:
+    def __init__(self, call: Call, *, owner: bool, timeout: float | None = None) -> None:
         self.call = call
         self._arrivals = arrivals = cast(PendingStream, call.arrivals)
-        self._alone, self._rows = alone, rows
+        self._alone = call.plan.gather.collect == "first"
+        self._rows = StreamedRows(call.plan) if arrivals.streaming.by_rows else None
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = call.until(timeout)

@@ -149,7 +149,7 @@ def _submit(
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
             for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
-                if streaming is not None and position in streaming.positions:
+                if streaming is not None and call.plan.keeps(position):
                     parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
                 else:
                     parts.append(backend.submit(endpoints[rank], message, returns))
