@@ -12,10 +12,10 @@ from phalanx.errors import DeclarationError
 from phalanx.topology.placement import (
     Holder,
     NodeCapacity,
+    PlacementTable,
     bundle_resources,
     check_feasible,
     fits,
-    placement_table,
     share,
 )
 
@@ -141,7 +141,7 @@ MEMORY = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
     ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
 )
 def test_the_table_explains_why_blocks_do_not_fit(nodes, blocks, slot, words: list[str]):
-    table = placement_table(nodes, blocks, slot)
+    table = str(PlacementTable(nodes, blocks, slot))
 
     assert all(word in table for word in words)
 
@@ -149,10 +149,10 @@ def test_the_table_explains_why_blocks_do_not_fit(nodes, blocks, slot, words: li
 def test_the_table_shows_total_and_free_resources_and_holders_of_each_node():
     nodes, holders = [node("a", 8, free=2), node("b", 4)], [Holder("critic", "a" * 10, ONE_GPU)]
 
-    lines = placement_table(nodes, [8], ONE_GPU, holders).splitlines()
+    lines = str(PlacementTable(nodes, [8], ONE_GPU, holders)).splitlines()
 
     assert lines[0].startswith("wanted: 8 slots in blocks of [8]")
     assert lines[0].endswith("GPU 1 per slot, GPU 8 in all")
     assert [line.split()[2] for line in lines[2:4]] == ["8/2", "4/4"]
     assert "critic (GPU 1)" in lines[2]
-    assert "held by critic: close" in placement_table(nodes[:1], [4], ONE_GPU, holders)
+    assert "held by critic: close" in str(PlacementTable(nodes[:1], [4], ONE_GPU, holders))

@@ -19,7 +19,7 @@ from phalanx.members import processes
 from phalanx.members.meshes import known_meshes
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.topology.mesh import Mesh
+from phalanx.topology.mesh import Mesh, axes_text
 
 
 class WorkerGroup(GroupView):
@@ -234,7 +234,7 @@ class WorkerGroup(GroupView):
         texts: list[str] = []
         for name, mesh in known_meshes(self.core).items():
             if rank < mesh.world_size:  # otherwise it leaves, or has just joined
-                axes = ", ".join(f"{axis}={place}" for axis, place in mesh.coordinates(rank).items())
+                axes = axes_text(mesh.coordinates(rank))
                 texts.append(axes if name == "default" else f"{name}: {axes}")
         return "; ".join(texts) or None
 

@@ -43,7 +43,7 @@ from phalanx.config import threads_by_choice
 from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import variables_set
-from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, check_feasible
 from phalanx.topology.slots import Slot, SlotInfo
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
@@ -208,7 +208,7 @@ class InlineBackend(Backend):
                     if checked.fits_total
                     else "can never be placed"
                 )
-                table = placement_table(self.nodes(), request.blocks, counted, self.holders())
+                table = PlacementTable(self.nodes(), request.blocks, counted, self.holders())
                 raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
             taken = {i for _, block in self._held.values() for ids in block for i in ids}
             free = (str(index) for index in itertools.count() if str(index) not in taken)

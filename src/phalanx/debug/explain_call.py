@@ -18,7 +18,7 @@ from phalanx.dispatch.split import FuturePiece
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
-from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
+from phalanx.topology.mesh import DP, PP_AS_DP, Mesh, axes_text
 from phalanx.wire.value import Value
 
 _SHOWN_RANKS = 32
@@ -100,7 +100,7 @@ class CallExplanation:
         columns = {
             "rank": [rank.rank for rank in shown],
             "host": [rank.host or None for rank in shown],
-            "mesh": [", ".join(f"{k}={v}" for k, v in (rank.place or {}).items()) or None for rank in shown],
+            "mesh": [axes_text(rank.place or {}) or None for rank in shown],
             "rows": [rank.rows_text() for rank in shown],
             "output": [rank.returns for rank in shown],
         }

@@ -15,11 +15,17 @@ _DIFFERENCING_LIMIT = 1 << 17
 
 Weight = tuple[float, int]
 """Total length and number of items; the number breaks ties, so that items of length 0 are spread too."""
+Bin = tuple[Weight, Any]
+"""A part: its weight, and the tree of its groups."""
+Groups = Sequence[tuple[float, int]]
+"""Total length and number of each group of rows."""
+Partition = list[list[int]]
+"""The groups, or the rows, of each part."""
 
 
 def balanced_partition(
     lengths: Sequence[float], parts: int, *, group_size: int = 1, equal_counts: bool = False
-) -> list[list[int]]:
+) -> Partition:
     """Return the row indices of each of ``parts`` parts, such that the largest sum of lengths is small.
 
     ``group_size`` consecutive rows stay together (the samples of a prompt); the rows must fill complete groups. With
@@ -40,7 +46,7 @@ def balanced_partition(
     return [[g * group_size + i for g in part for i in range(group_size)] for part in members]
 
 
-def _any_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+def _any_counts(groups: Groups, parts: int) -> Partition:
     if len(groups) <= parts:
         return [[g] for _, g in groups] + [[] for _ in range(parts - len(groups))]
     greedy = _greedy(groups, parts)
@@ -50,15 +56,15 @@ def _any_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[in
     return min(differenced, greedy, key=lambda found: _largest(found, groups))
 
 
-def _even_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+def _even_counts(groups: Groups, parts: int) -> Partition:
     """Partition layers of ``parts`` items of similar length, such that each part gets an item of every layer."""
     layers = [groups[i : i + parts] for i in range(0, len(groups), parts)]
     return _difference(layers, parts) if layers else [[] for _ in range(parts)]
 
 
-def _greedy(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+def _greedy(groups: Groups, parts: int) -> Partition:
     """Assign the longest item first, each to the part with the smallest sum so far."""
-    found: list[list[int]] = [[] for _ in range(parts)]
+    found: Partition = [[] for _ in range(parts)]
     heap = [(0.0, 0, part) for part in range(parts)]
     for length, group in groups:
         total, count, part = heap[0]
@@ -72,7 +78,7 @@ class _State:
 
     __slots__ = ("bins", "order")
 
-    def __init__(self, bins: list[tuple[Weight, Any]], order: int) -> None:
+    def __init__(self, bins: list[Bin], order: int) -> None:
         self.bins = sorted(bins, key=lambda entry: entry[0], reverse=True)
         self.order = order
 
@@ -85,9 +91,9 @@ class _State:
         return heavy - light, count - least
 
 
-def _difference(layers: Sequence[Sequence[tuple[float, int]]], parts: int) -> list[list[int]]:
+def _difference(layers: Sequence[Groups], parts: int) -> Partition:
     """Merge the two states of largest spread, heaviest part with lightest, until a single state is left."""
-    empty: list[tuple[Weight, Any]] = [((0.0, 0), None)]
+    empty: list[Bin] = [((0.0, 0), ())]
     heap = [
         _State([((length, 1), group) for length, group in layer] + empty * (parts - len(layer)), order)
         for order, layer in enumerate(layers)
@@ -103,17 +109,15 @@ def _difference(layers: Sequence[Sequence[tuple[float, int]]], parts: int) -> li
     return [list(_leaves(tree)) for _, tree in heap[0].bins]
 
 
-def _joined(a: tuple[Weight, Any], b: tuple[Weight, Any]) -> tuple[Weight, Any]:
+def _joined(a: Bin, b: Bin) -> Bin:
     """Join two parts. The groups are kept as a tree, since joining trees takes constant time."""
     (length, count), tree = a
     (other_length, other_count), other = b
-    if tree is None or other is None:
-        return (length + other_length, count + other_count), other if tree is None else tree
     return (length + other_length, count + other_count), (tree, other)
 
 
 def _leaves(tree: Any) -> Iterable[int]:
-    waiting = [] if tree is None else [tree]
+    waiting = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, tuple):
@@ -122,7 +126,7 @@ def _leaves(tree: Any) -> Iterable[int]:
             yield node
 
 
-def _largest(found: Sequence[Sequence[int]], groups: Sequence[tuple[float, int]]) -> float:
+def _largest(found: Partition, groups: Groups) -> float:
     length_of = {group: length for length, group in groups}
     return max(math.fsum(length_of[group] for group in part) for part in found)
 

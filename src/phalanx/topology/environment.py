@@ -88,10 +88,9 @@ def rank_environment(
     1. Ray itself would set it to 1.
 
     Raises:
-        DeclarationError: if ``visible`` is unknown, or a value is not a string.
+        DeclarationError: if a value is not a string.
         PlacementError: if a device of the rank is not among ``node_ids``.
     """
-    _check_visible(visible)
     mask, first = _devices(visible, own_ids, node_ids)
     index = local_rank if first is None else first
     env: dict[str, str] = {}
@@ -134,14 +133,6 @@ def _devices(
     return shown, shown.index(own_ids[0])
 
 
-def _check_visible(visible: object) -> None:
-    if visible not in ("own", "node"):
-        raise DeclarationError(
-            f"visible_devices={visible!r}: expected 'own' (a rank sees its own devices only) or 'node' (it "
-            "sees all of the group's devices on its node)"
-        )
-
-
 def _check_text(env: Mapping[str, Any]) -> None:
     for name, value in env.items():
         if not isinstance(value, str):
@@ -164,4 +155,5 @@ def variables_set(variables: dict[str, str]) -> Generator[None]:
     finally:
         for name, value in variables.items():
             variables[name] = os.environ.pop(name, value)
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+            if (former := before[name]) is not None:
+                os.environ[name] = former

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from operator import index
 from typing import Any
 
@@ -141,7 +141,7 @@ class Mesh:
         missing = [name for name, size in self.sizes if size != 1 and name not in coordinates]
         if missing:
             raise DispatchError(
-                f"{self!r}.rank({_call(coordinates)}): no coordinate for {', '.join(missing)}; give one for "
+                f"{self!r}.rank({axes_text(coordinates)}): no coordinate for {', '.join(missing)}; give one for "
                 "each axis, or use mesh.ranks(...) for all ranks of a slice"
             )
         self._check_coordinates("rank", coordinates)
@@ -180,7 +180,7 @@ class Mesh:
         return self._groups(tuple(dp_axes))[1]
 
     def __repr__(self) -> str:
-        inner = ", ".join(f"{name}={size}" for name, size in self.sizes)
+        inner = axes_text(dict(self.sizes))
         return f"Mesh({inner})" if self.layout is None else f"Mesh({inner}; ranks as reported)"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,14 +197,9 @@ class Mesh:
         return {at: rank for rank, at in enumerate(self._table)}
 
     @cached_property
-    def _group_cache(self) -> dict[tuple[str, ...], tuple[Any, ...]]:
-        return {}
-
-    def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
-        """Return (groups, collectors). Cached for calls, since 4096 ranks take milliseconds."""
-        if dp_axes not in self._group_cache:
-            self._group_cache[dp_axes] = self._compute_groups(dp_axes)
-        return self._group_cache[dp_axes]
+    def _groups(self) -> Callable[[tuple[str, ...]], tuple[Any, ...]]:
+        """The function from dp axes to (groups, collectors). Cached for calls, since 4096 ranks take milliseconds."""
+        return cache(self._compute_groups)
 
     def _compute_groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
         if len(set(dp_axes)) != len(dp_axes):
@@ -239,7 +234,7 @@ class Mesh:
             if not hasattr(at, "__index__") or not 0 <= at < size:
                 lacking = "" if name in self.axes else " (the mesh has no such axis)"
                 raise DispatchError(
-                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at!r}; expected an integer "
+                    f"{self!r}.{verb}({axes_text(coordinates)}): {name}={at!r}; expected an integer "
                     f"from 0 to {size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
                 )
 
@@ -251,7 +246,7 @@ def _checked_axes(axes: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     rest = [name for name, size in checked if size == _REST]
     if len(rest) > 1:
         raise DeclarationError(
-            f"Mesh({_call(axes)}): axes {', '.join(rest)} are all -1; only one axis can be 'the rest'"
+            f"Mesh({axes_text(axes)}): axes {', '.join(rest)} are all -1; only one axis can be 'the rest'"
         )
     return checked
 
@@ -293,11 +288,11 @@ def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None
     holders: dict[Coordinates, int] = {}
     for rank, at in enumerate(table):
         if holders.setdefault(at, rank) != rank:
-            same = _call(dict(zip(axes, at, strict=True)))
+            same = axes_text(dict(zip(axes, at, strict=True)))
             raise _no_mesh(f"ranks {holders[at]} and {rank} both report {same}")
     places = math.prod(axes.values())
     if places != len(table):
-        raise _no_mesh(f"axes of the sizes ({_call(axes)}) have {places} places for {len(table)} ranks")
+        raise _no_mesh(f"axes of the sizes ({axes_text(axes)}) have {places} places for {len(table)} ranks")
 
 
 def _no_mesh(conflict: str) -> DeclarationError:
@@ -311,5 +306,6 @@ def _row_major(shape: Iterable[int]) -> Iterable[Coordinates]:
     return itertools.product(*(range(size) for size in shape))
 
 
-def _call(values: Mapping[str, Any]) -> str:
+def axes_text(values: Mapping[str, Any]) -> str:
+    """Return sizes or coordinates by axis as text: "dp=2, tp=4"."""
     return ", ".join(f"{name}={value}" for name, value in values.items())

@@ -110,23 +110,17 @@ def bundle_resources(
     return bundle
 
 
-def placement_table(
-    nodes: Sequence[NodeCapacity],
-    blocks: Sequence[int],
-    resources: Mapping[str, float],
-    holders: Sequence[Holder] = (),
-) -> str:
-    """Return a table as text: the request, the capacity of each node, the holders, and the remedies."""
-    request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders))
-    return "\n".join([request.wanted(), *request.rows(), *(f"-> {advice}" for advice in request.advice())])
-
-
 @dataclass(frozen=True)
-class _Request:
-    nodes: tuple[NodeCapacity, ...]
-    blocks: tuple[int, ...]
+class PlacementTable:
+    """The request for slots, the capacity of each node, the holders, and the remedies; ``str()`` is the table."""
+
+    nodes: Sequence[NodeCapacity]
+    blocks: Sequence[int]
     resources: Mapping[str, float]
-    holders: tuple[Holder, ...]
+    holders: Sequence[Holder] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([self.wanted(), *self.rows(), *(f"-> {advice}" for advice in self.advice())])
 
     @property
     def slots(self) -> int:
@@ -136,7 +130,7 @@ class _Request:
         each = amounts_text(self.resources) or "nothing"
         total = amounts_text({name: amount * self.slots for name, amount in self.resources.items()})
         return (
-            f"wanted: {_plural(self.slots, 'slot')} in blocks of {list(self.blocks)}, each block on one "
+            f"wanted: {self.slots} slot{'s' * (self.slots != 1)} in blocks of {list(self.blocks)}, each block on one "
             f"node; {each} per slot, {total or 'nothing'} in all"
         )
 
@@ -259,10 +253,6 @@ def amount_text(resource: str, amount: float) -> str:
 
 def _units(amount: float) -> int:
     return round(amount * _UNITS)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

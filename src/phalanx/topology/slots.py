@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,11 +54,9 @@ class SlotView:
     def __post_init__(self) -> None:
         if not self.slots:
             raise DeclarationError("a pool view without slots; expected at least one slot")
-        if len(set(self.slots)) != len(self.slots):
-            seen: set[Slot] = set()
-            twice = next(slot for slot in self.slots if slot in seen or seen.add(slot))
+        if twice := [slot for slot, count in Counter(self.slots).items() if count > 1]:
             raise DeclarationError(
-                f"{twice} is in the view twice; each slot holds one rank of a group, so merge pools or views "
+                f"{twice[0]} is in the view twice; each slot holds one rank of a group, so merge pools or views "
                 "that share no slot"
             )
 
@@ -67,11 +66,9 @@ class SlotView:
         return len(self.slots)
 
     @cached_property
-    def blocks(self) -> tuple[range, ...]:
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each local block: runs of consecutive slots of the same block and pool."""
-        runs = itertools.groupby(range(len(self.slots)), key=self._block_of)
-        members = [list(run) for _, run in runs]
-        return tuple(range(run[0], run[-1] + 1) for run in members)
+        return tuple(tuple(run) for _, run in itertools.groupby(range(len(self.slots)), key=self._block_of))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,9 +122,6 @@ class SlotView:
                 f"{len(self.slots) - 1}"
             )
         return SlotView((self.slots[key],))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SlotView, (self.slots,)
 
     def _block_of(self, rank: int) -> tuple[str, int]:
         return self.slots[rank].pool, self.slots[rank].block

@@ -25,7 +25,7 @@ from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.display.text_format import first_of
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, check_feasible
 from phalanx.topology.slots import Slot
 
 NODE_LABEL = "ray.io/node-id"
@@ -156,9 +156,8 @@ def _autoscales() -> bool:
 
 
 def _table(request: ReserveRequest, verdict: str) -> str:
-    return f"{request.name}: {verdict}\n" + placement_table(
-        _usable(request.on_nodes), request.blocks, request.bundle, holders()
-    )
+    table = PlacementTable(_usable(request.on_nodes), request.blocks, request.bundle, holders())
+    return f"{request.name}: {verdict}\n{table}"
 
 
 def repair(reservation: Reservation, blocks: Collection[int], timeout: float) -> None:
