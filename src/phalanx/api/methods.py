@@ -79,7 +79,7 @@ class BoundMethod(Generic[P, B, V]):
                     ensure_ready(core)
                 began = planning_began()
                 empty = self._fixed and not args and not kwargs
-                plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
+                plan = self._plan_of_nothing() if empty else chosen.plan(spec, self._handle, args, kwargs)
                 if streaming is not None and streaming.by_rows and plan.gather.rows is None:
                     raise DispatchError(
                         f'{self.__qualname__}.stream(by="rows"): no rows are split in this call. Call a method of mode '
@@ -102,13 +102,11 @@ class BoundMethod(Generic[P, B, V]):
                 if chosen.fixed is not None or not core.handle.independent or core.epoch is epoch:
                     raise
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        return self._selection.plan(self._spec, self._handle, args, kwargs)
-
     def _plan_of_nothing(self) -> CallPlan:
-        size = self._selection.core.world_size
+        chosen = self._selection
+        size = chosen.world_size
         if self._empty is None or self._empty[0] != size:
-            self._empty = size, self._plan((), {})
+            self._empty = size, chosen.plan(self._spec, self._handle, (), {})
         return self._empty[1]
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:

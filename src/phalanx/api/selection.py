@@ -58,7 +58,7 @@ class Selection:
     @property
     def world_size(self) -> int:
         """Number of ranks of the complete group, over which its meshes are defined."""
-        return self.core.world_size
+        return self.core.epoch.size
 
     def mesh(self, name: str = "default") -> Mesh:
         """Return a mesh of the group.
@@ -141,26 +141,26 @@ class Selection:
             DispatchError: if the arguments do not fit the method or its mode.
             StaleEpoch: if the group was resized and no longer has the selected ranks.
         """
-        self._check_there("run" if spec.name == RUN else spec.name)
+        if self.fixed is not None:
+            self._check_there("run" if spec.name == RUN else spec.name, self.fixed)
         if self.which != "all":
             return self._plan_one(spec, args, kwargs)
         return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
-    def _check_there(self, method: str) -> None:
-        """Check that the group still has the selected ranks.
+    def _check_there(self, method: str, ranks: Sequence[int]) -> None:
+        """Check that the group still has these ranks.
 
         Raises:
             StaleEpoch: if the group was resized and has fewer ranks.
         """
-        size = self.core.world_size
-        if self.fixed is not None and max(self.fixed) >= size:
-            gone = [rank for rank in self.fixed if rank >= size]
+        epoch = self.core.epoch
+        if gone := [rank for rank in ranks if rank >= epoch.size]:
             raise StaleEpoch(
-                f"{self.name}, {method}: ranks {gone} have left the group, which has {size} now; select ranks "
+                f"{self.name}, {method}: ranks {gone} have left the group, which has {epoch.size} now; select ranks "
                 "again, or call group.any",
                 group=self.core.name,
-                epoch=self.core.epoch.number,
-                current=self.core.epoch.number,
+                epoch=epoch.number,
+                current=epoch.number,
             )
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:

@@ -348,7 +348,7 @@ def unpack(portable: PortableGroup) -> Group:
         text = f"group {handle.name!r} had no ranks when it was sent here: its restart had failed"
         core.broken(GroupBroken(text, group=handle.name))
     core.run, core.roster_key = run, roster_key
-    core.spare = bool(core.roster_key)  # only the owner ends living ranks
+    core.is_view = core.spare = bool(roster_key)  # only the owner ends living ranks
     return core
 
 

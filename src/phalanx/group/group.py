@@ -150,6 +150,8 @@ class Group:
         self.weights: dict[str, str] = {}
 
         # Views in other processes.
+        #: True if another process owns the group, and publishes its roster.
+        self.is_view = False
         #: Key of the published roster for views; "" if the group was never serialized, or is detached.
         self.roster_key = ""
         #: The record of a detached group as it was last published, or read by ``px.attach``.
@@ -167,11 +169,6 @@ class Group:
     @property
     def world_size(self) -> int:
         return self.epoch.size
-
-    @property
-    def is_view(self) -> bool:
-        """True if another process owns the group, and publishes its roster."""
-        return bool(self.roster_key) and not self.owner
 
     @property
     def needs_care(self) -> bool:
@@ -251,7 +248,8 @@ class Group:
         with self._lock:
             if self.lifecycle.state is State.BROKEN:
                 raise self.lifecycle.cause or self.lifecycle.broken_error()
-            self._handle(Event.STARTED)
+            self.lifecycle.handle(Event.STARTED)
+        self._tell()
 
     def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:
         """Begin the next epoch, in which ranks join or leave while the others continue to work.
@@ -307,25 +305,23 @@ class Group:
             ranks = cause.cause_ranks if isinstance(cause, CallError) else ()
             if epoch is not None and epoch is not self.epoch and ranks and self.epoch.takes(ranks, epoch):
                 number = self.lifecycle.epoch
-            self._handle(Event.BREAK, number, cause)
+            self.lifecycle.handle(Event.BREAK, number, cause)
+        self._tell()
 
     def begin_close(self) -> bool:
         """Take no more calls. Return False if the group is closed or closing already."""
         with self._lock:
             first = not self.closed
-            self._handle(Event.CLOSE)
-            return first
+            self.lifecycle.handle(Event.CLOSE)
+        self._tell()
+        return first
 
     def finish_close(self) -> None:
         """Note that the processes of the group have ended, and its slots are free."""
         with self._lock:
             if self.lifecycle.state is State.CLOSING:
-                self._handle(Event.CLOSED)
-
-    def _handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> None:
-        """Change the state; under the lock."""
-        self.lifecycle.handle(event, epoch, cause)
-        self._tell()
+                self.lifecycle.handle(Event.CLOSED)
+                self._tell()
 
     def resyncs(self) -> dict[tuple[str, str], list[Resync]]:
         """Return the syncs that can resync the group's weights, by role and name of the weights."""
