@@ -43,7 +43,7 @@ class Epoch:
         stopped: ranks that were stopped on purpose.
         meshes: declared meshes in use, and meshes that its ranks reported.
         everyone: the ranks below ``size``.
-        nodes: the node of each rank.
+        nodes: the node of each rank below ``size``.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Epoch:
 
     def __post_init__(self) -> None:
         self.everyone = tuple(range(self.size))
-        self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in self.endpoints)
+        self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in self.endpoints[: self.size])
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Return whether these ranks have the processes of an earlier epoch, or left after finishing their calls."""

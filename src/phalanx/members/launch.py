@@ -30,14 +30,12 @@ _LABEL_LENGTH = 80
 class Launched:
     """Processes that become ranks, in rank order.
 
-    A handle in ``results`` ends when its rank's constructors have returned. ``extras`` has the keys of resources
-    reserved in addition to the slots, by slot. ``setups`` has the rank configs.
+    A handle in ``results`` ends when its rank's constructors have returned. ``configs`` has the rank configs.
     """
 
     endpoints: list[Endpoint]
     results: list[ResultHandle]
-    extras: dict[Slot, str]
-    setups: list[RankConfig]
+    configs: list[RankConfig]
 
 
 def launch(
@@ -49,10 +47,12 @@ def launch(
     kept: Mapping[int, Endpoint] = MappingProxyType({}),
     places: Sequence[Slot] = (),
     name: str = "",
-    amend_request: Callable[[SpawnRequest], SpawnRequest] | None = None,
-    amend: Callable[[RankConfig], RankConfig] | None = None,
+    amend_request: Callable[[SpawnRequest], SpawnRequest] = lambda request: request,
+    amend: Callable[[RankConfig], RankConfig] = lambda config: config,
 ) -> Launched:
     """Start a process per slot and send each process its rank config; does not wait for the constructors.
+
+    Resources that the group reserves in addition to the slots are added to its ``extras``.
 
     Args:
         core: the group, with the classes and options of its ranks.
@@ -78,16 +78,14 @@ def launch(
     extras = _reserve_extras(core, pool, [slot for slot in slots.values() if slot not in core.extras], name)
     endpoints: list[Endpoint] = []
     try:
-        request = _request(core, pool, slots, kept)
-        request = request if amend_request is None else amend_request(request)
+        request = amend_request(_request(core, pool, slots, kept))
         _check_names(core, request)
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         by_slot = {endpoint.slot: endpoint for endpoint in [*kept.values(), *endpoints]}
         in_order = pool.learn({slot: endpoint.facts.slot for slot, endpoint in by_slot.items()})
         everyone = [by_slot[slot] for slot in places or in_order]
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
-        configs = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
-        configs = configs if amend is None else [amend(setup) for setup in configs]
+        configs = [amend(replace(setups[rank], trace=trace, rejoining=bool(places))) for rank in new]
         ordered = [everyone[rank] for rank in new]
         for endpoint, setup in zip(ordered, configs, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
@@ -103,7 +101,8 @@ def launch(
         backend.kill(endpoints)
         backend.release(list(extras.values()))
         raise
-    return Launched(ordered, results, extras, configs)
+    core.extras |= extras
+    return Launched(ordered, results, configs)
 
 
 def _reserve_extras(core: Group, pool: ResourcePool, slots: Sequence[Slot], name: str) -> dict[Slot, str]:

@@ -35,7 +35,6 @@ def start(core: Group) -> None:
     """Start the processes of the epoch that the group has begun, and repeat the calls marked ``rerun_on_restart``."""
     with constructors(core) as call:
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
-        core.extras |= launched.extras
         construct(call, core.enter(launched.endpoints), launched.results)
     open_for_calls(core)
     if not core.backend.immediate:

@@ -113,7 +113,7 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
     if core.backend.now() < core.move_after:
         return
     core.notices.urgent = False
-    ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    ranks = core.notices.ranks_to_move(core.epoch.nodes)
     # The recovery of a broken group starts no ranks on draining nodes.
     if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
         return

@@ -66,7 +66,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         Errors of the constructors and of ``rejoin()``: if one of them fails.
     """
     look_once(core)
-    going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    going = core.notices.ranks_to_move(core.epoch.nodes)
     gone = tuple(sorted({*ranks, *going}))
     if len(gone) == core.world_size and (state != "none" or not core.endpoints):
         raise GroupBroken(
@@ -133,15 +133,14 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
     staying = {rank: endpoint for rank, endpoint in enumerate(members) if rank not in gone}
     places = [endpoint.slot for endpoint in members]
     # Extra resources of slots that moved are on the old node: the launch reserves them on the new one.
-    nodes = zip(places, left.nodes, ground.nodes_of(places), strict=False)
+    nodes = zip(places, left.nodes, ground.nodes_of(places), strict=True)
     moved = [slot for slot, before, now in nodes if before != now and slot in core.extras]
     core.backend.release([*map(core.extras.pop, moved)])
     with constructors(core) as call:
         launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
-        core.extras |= launched.extras
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
-        environment = launched.setups[0].environment
+        environment = launched.configs[0].environment
         meeting = {name: environment[name] for name in _MEETING}
         rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
         results = dict(zip(new, launched.results, strict=True))

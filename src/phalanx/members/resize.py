@@ -19,7 +19,7 @@ from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.roster import key_of, publish
 from phalanx.members.launch import launch
-from phalanx.members.meshes import mesh_of
+from phalanx.members.meshes import known_meshes
 from phalanx.members.processes import close_workers, construct, constructors, stop
 from phalanx.members.recovery import ensure_ready
 from phalanx.topology.slots import Slot
@@ -67,8 +67,8 @@ def _grow(core: Group, size: int) -> None:
         with constructors(core, ranks) as call:
             kept = dict(enumerate(old.endpoints))
             launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
-            core.extras |= launched.extras
-            undo.callback(_free, core, list(launched.extras))  # the start may have sorted the slots
+            # The start may have sorted the slots.
+            undo.callback(_free, core, [endpoint.slot for endpoint in launched.endpoints])
             undo.callback(_remove, core, launched.endpoints, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             construct(call, epoch, launched.results, joining=ranks)
@@ -120,8 +120,7 @@ def _leave(core: Group) -> Results:
 def _tell(core: Group, epoch: Epoch) -> None:
     """Publish the members for views, and send the new size to each rank, after the rank's earlier calls."""
     publish(core)
-    meshes = {name: mesh_of(core, name) for name in core.handle.meshes}
-    told = (epoch.number, epoch.size, meshes)
+    told = (epoch.number, epoch.size, known_meshes(core))
     call = run_on(core, handlers.follow, *told, ranks=epoch.everyone, title="follow", checked=False)
     call.arrivals.disregard()
 

@@ -44,8 +44,8 @@ def in_one_order(cores: Sequence[Group]) -> list[Group]:
 
 def _taken(core: Group, epoch: Epoch) -> Snapshot:
     began = time.monotonic()
-    number, last = (1, 0) if core.snapshot is None else (core.snapshot.number + 1, core.snapshot.number)
-    again, alone = core.snapshot_epoch == epoch.number, epoch.size == 1
+    last = 0 if core.snapshot is None else core.snapshot.number
+    number, again, alone = last + 1, core.snapshot_epoch == epoch.number, epoch.size == 1
     held_by, title = holders(epoch.nodes), "px.snapshot"
     taken: list[SnapshotReply] = run_on(
         core, handlers.take_snapshot, number, last, again, title=title

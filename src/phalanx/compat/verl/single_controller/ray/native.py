@@ -183,14 +183,14 @@ def start(
     launched = launch(core, pool, 0, name=name, amend_request=amend_request, amend=amend)
     _settle(launched, core)
     unpublish = _published(core, name, methods)
-    extras, backend = launched.extras, pool.backend_api  # not the core, which keeps the ranks alive
+    extras, backend = core.extras, pool.backend_api  # not the core, which keeps the ranks alive
 
     def release() -> None:
         unpublish()
         backend.release(list(extras.values()))
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
-    environment = launched.setups[0].environment
+    environment = launched.configs[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     return StartedRanks(handles, list(actors), master, release, _tracked(core))
 
@@ -212,7 +212,7 @@ def _settle(launched: Launched, core: Group) -> None:
             construct(call, core.enter(launched.endpoints), launched.results)
     except BaseException:
         core.backend.kill(launched.endpoints)
-        core.backend.release(list(launched.extras.values()))
+        core.backend.release(list(core.extras.values()))
         raise
 
 
