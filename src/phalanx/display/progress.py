@@ -15,7 +15,6 @@ from phalanx.config import settings
 
 if TYPE_CHECKING:
     from rich.console import Console  # only where something is shown
-    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -39,7 +38,13 @@ def progress(
     if console is None:
         yield from iterable
         return
-    with _bar(console) as shown:
+    # Only where something is shown.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    # Output into a file would be redirected to the terminal while a bar is there.
+    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as shown:
         task = shown.add_task(text, total=count if count >= 0 else None)
         for item in iterable:
             yield item
@@ -62,14 +67,3 @@ def rich_console() -> type[Console]:
 
     random.setstate(state)
     return Console
-
-
-def _bar(console: Console) -> Progress:
-    """Return a progress display with bars that count."""
-    # Only where something is shown.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    # Output into a file would be redirected to the terminal while a bar is there.
-    return Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())

@@ -160,7 +160,7 @@ class NoSuchGroup(PhalanxError):
 
 def read_registry(entries: Mapping[str, bytes]) -> ClusterRegistry:
     """Return the records in registry entries by key; records in the format of another version are left out."""
-    read: dict[str, list[Any]] = {"run": [], "group": [], "flow": []}
+    read: dict[str, list[Any]] = {kind: [] for kind in _MADE}
     for key, data in sorted(entries.items()):
         kind = key.partition("/")[0]
         with contextlib.suppress(TypeError, ValueError, KeyError):

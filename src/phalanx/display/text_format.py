@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def size(nbytes: float | None) -> str:
-    """Return a number of bytes as text, such as "286.1 MiB"; "?" if it is not known."""
-    if nbytes is None:
-        return "?"
+def size(nbytes: float) -> str:
+    """Return a number of bytes as text, such as "286.1 MiB"."""
     amount, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:

@@ -59,9 +59,8 @@ def export(trace: Trace, provider: Any = None) -> int:
                 times = part.received, part.returned
                 parts[call.id, key] = send(call.name, *times, sent[call.id], part.error, **more)
     for span in trace.spans:
-        of_rank = (
-            {} if span.track is None else {"phalanx.group": span.track.group, "phalanx.rank": span.track.rank}
-        )
+        track = span.track
+        of_rank = {} if track is None else {"phalanx.group": track.group, "phalanx.rank": track.rank}
         attributes = _attributes(span, (), span.attributes | of_rank)
         parent = parts.get((span.call, span.track))
         send(span.name, span.began, span.ended, parent, span.error, attributes=attributes)

@@ -120,8 +120,9 @@ def _rank_family(
         (AWAITING, _results_arrival(call, index, calls)),
         ("arguments", part.started),
         ("", part.finished),
+        ("return", None if part.finished is None else part.returned),
     ]
-    return _family(root, [*marks, ("return", None if part.finished is None else part.returned)])
+    return _family(root, marks)
 
 
 def _family(root: Slice, marks: Iterable[tuple[str, int | None]]) -> list[Slice]:
