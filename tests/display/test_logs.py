@@ -19,7 +19,7 @@ def test_the_prefix_names_roles_rank_and_host() -> None:
 
 
 def test_complete_lines_are_returned_except_for_control_lines() -> None:
-    lines = Lines()
+    lines = Lines(lambda *_: b"")
 
     assert lines.feed(b"one\ntw") == ["one"]
     assert lines.feed(b"o\n") == ["two"]
@@ -28,7 +28,7 @@ def test_complete_lines_are_returned_except_for_control_lines() -> None:
 
 
 def test_a_traceback_is_returned_once_complete_or_after_several_empty_reads() -> None:
-    lines = Lines()
+    lines = Lines(lambda *_: b"")
     first, second = TRACEBACK[:60], TRACEBACK[60:]
 
     assert lines.feed(b"before\n" + first) == ["before"]
@@ -39,7 +39,7 @@ def test_a_traceback_is_returned_once_complete_or_after_several_empty_reads() ->
 
 
 def test_only_the_last_state_of_a_progress_bar_is_kept_and_returned() -> None:
-    lines = Lines()
+    lines = Lines(lambda *_: b"")
     held = [lines.feed(b"%d %%\r" % percent) for percent in range(100)]
 
     assert (held, len(lines._rest)) == ([[]] * 100, len("99 %\r"))
@@ -49,7 +49,7 @@ def test_only_the_last_state_of_a_progress_bar_is_kept_and_returned() -> None:
 @given(st.text(alphabet="ab \né", max_size=60), st.integers(1, 7))
 def test_every_line_is_returned_once_and_in_order_for_any_size_of_chunks(text: str, size: int) -> None:
     data = text.encode()
-    lines = Lines()
+    lines = Lines(lambda *_: b"")
     given = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])]
 
     assert "\n".join([*given, *lines.finish()]) == text.removesuffix("\n")

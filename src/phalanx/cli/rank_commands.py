@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,6 @@ from phalanx.errors import DispatchError
 if TYPE_CHECKING:
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
-_CHUNK = 1 << 20
 _POLL_S = 0.2
 
 Ranks = Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")]
@@ -116,10 +115,12 @@ def logs(
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         try:
-            files = [new_lines(partial(observer.read, entry), follow=follow) for entry in ranks]
+            files = [Lines(partial(observer.read, entry)) for entry in ranks]
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    for entry, texts in zip(ranks, [next(file) for file in files], strict=True):
+                    for entry, texts in zip(
+                        ranks, [file.new(last=not follow) for file in files], strict=True
+                    ):
                         for text in deque(texts, maxlen=tail):
                             line = prefix_of(found.label, [entry.rank], [entry.host]) + text
                             typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
@@ -131,20 +132,3 @@ def logs(
             raise  # the reader of the output ended
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
-
-
-def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[list[str]]:
-    """Yield the new lines of a log file at each read; without ``follow``, also a last line without a newline.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
-    lines, offset = Lines(), 0
-    while True:
-        texts: list[str] = []
-        data = None
-        while data is None or len(data) == _CHUNK:
-            data = read(offset, _CHUNK)
-            offset += len(data)
-            texts += lines.feed(data)
-        yield texts if follow else [*texts, *lines.finish()]

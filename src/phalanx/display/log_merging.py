@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 #: Prefix of the first line of a rank's file, which names the rank.
@@ -17,6 +17,7 @@ HEADER = "# phalanx log: "
 #: Prefixes of lines for programs: Ray's marks of a process's output, and the states of its progress bars.
 _MARKS = (HEADER, ":job_id:", ":actor_name:", ":task_name:", "::task_name::", "__ray_tqdm_magic_token__")
 _TRACEBACK = "Traceback (most recent call last):"
+_CHUNK = 1 << 20
 _IDLE_READS = 5  # reads without new bytes, after which held lines are returned
 
 
@@ -48,12 +49,31 @@ class Lines:
     """Splitter of a growing file into complete lines and complete tracebacks.
 
     Ranks are shown in turns, so a traceback in pieces would be mixed with the lines of other ranks.
+
+    Args:
+        read: returns at most a number of bytes of the file from an offset on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read = read
+        self._offset = 0
         self._rest = b""
         self._held: list[str] = []
         self._idle = 0
+
+    def new(self, *, last: bool) -> list[str]:
+        """Return the lines that were completed since the last call; all remaining lines, if this is the ``last`` call.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        size, lines = _CHUNK, list[str]()
+        while size == _CHUNK:
+            data = self._read(self._offset, _CHUNK)
+            size = len(data)
+            self._offset += size
+            lines += self.feed(data)
+        return [*lines, *self.finish()] if last else lines
 
     def feed(self, data: bytes) -> list[str]:
         """Return the lines that are complete with these bytes; empty bytes are a read without new output."""

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.config import Shown
@@ -18,12 +19,11 @@ from phalanx.session.background import Background
 
 LOOK_EVERY_S = 0.1
 _WINDOW_S = 0.5  # equal lines of several ranks within this time are merged
-_CHUNK = 256 * 1024
 _SHARE = 10  # polling may use a tenth of the time, so files on other nodes are polled less often
 
 
 class RankOutput:
-    """The output file of a rank, and the offset up to which it was read into the lines of its ``group``.
+    """The output file of a rank, whose lines are added to its ``group``.
 
     It does not hold the process's handle, since a process ends when its last handle is dropped.
     """
@@ -35,16 +35,14 @@ class RankOutput:
         self._place = replace(endpoint, handle=None)
         self._handle = weakref.ref(endpoint.handle)
         self._backend = backend
-        self._lines = Lines()
-        self._offset = 0
+        self._lines = Lines(partial(_read, backend, self._place))
         self._lock = threading.Lock()
 
     def look(self, last: bool = False) -> bool:
         """Read new output. Return False if the process has ended, or if this is the ``last`` read."""
         with self._lock:
             last = last or not self._is_alive()  # before reading: a dead process writes no more
-            lines = [line for data in self._new() for line in self._lines.feed(data)]
-            self.group.add(self._rank, [*lines, *(self._lines.finish() if last else [])], time.monotonic())
+            self.group.add(self._rank, self._lines.new(last=last), time.monotonic())
             return not last
 
     def _is_alive(self) -> bool:
@@ -54,18 +52,13 @@ class RankOutput:
         except Exception:  # the backend is shut down
             return False
 
-    def _new(self) -> Iterator[bytes]:
-        """Yield the output written since the last call; at least one chunk, perhaps empty."""
-        size = _CHUNK
-        while size == _CHUNK:
-            data = b""
-            if path := self._place.facts.log:
-                # Not there yet, or its node was lost: failing to read logs is harmless.
-                with contextlib.suppress(Exception):
-                    data = self._backend.read(self._place, path, self._offset, _CHUNK)
-            size = len(data)
-            self._offset += size
-            yield data
+
+def _read(backend: Backend, place: Endpoint, offset: int, limit: int) -> bytes:
+    """Return bytes of a rank's file; none if it is not there yet, or its node was lost, which is harmless."""
+    if path := place.facts.log:
+        with contextlib.suppress(Exception):
+            return backend.read(place, path, offset, limit)
+    return b""
 
 
 class Display:
