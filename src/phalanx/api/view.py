@@ -76,7 +76,7 @@ class GroupView:
         return self._selection.mesh(name)
 
     def __len__(self) -> int:
-        return len(self._selection.ranks)
+        return self.world_size
 
     def __iter__(self) -> Iterator[RankView]:
         return (self[index] for index in range(len(self)))
@@ -245,9 +245,8 @@ class GroupView:
         spec = replace(everyone.spec_of(method), mode=mode, execute=Execute.ALL)
         return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
-    def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
-        """Call :meth:`execute_all_async` (verl's name)."""
-        return self.execute_all_async(method, *args, **kwargs)
+    execute_all = execute_all_async
+    """Another name of :meth:`execute_all_async`, as in verl."""
 
     def execute_rank_zero_sync(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
         """Call a method on rank 0 only, with unchanged arguments, wait, and return its value."""
@@ -259,9 +258,8 @@ class GroupView:
         spec = replace(everyone.spec_of(method), mode=Dispatch.RANK_ZERO)
         return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
-    def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
-        """Call :meth:`execute_rank_zero_async` (verl's name)."""
-        return self.execute_rank_zero_async(method, *args, **kwargs)
+    execute_rank_zero = execute_rank_zero_async
+    """Another name of :meth:`execute_rank_zero_async`, as in verl."""
 
     def __repr__(self) -> str:
         part = self._selection.part
