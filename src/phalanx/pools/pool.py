@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from phalanx.display.tables import Table
@@ -333,9 +332,7 @@ class ResourcePool:
     def __enter__(self) -> ResourcePool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

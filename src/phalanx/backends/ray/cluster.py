@@ -115,8 +115,8 @@ class ClusterReader:
 
     def registry(self) -> ClusterRegistry:
         """Return the entries of living drivers and detached groups; remove the entries of dead drivers."""
-        values = {key: self._client.read(key) for key in self._client.keys_written()}
-        entries = {key: value for key, value in values.items() if value is not None}
+        keys = self._client.keys_written()
+        entries = {key: value for key in keys if (value := self._client.read(key)) is not None}
         found = read_registry(entries)
         detached = any(group.detached for group in found.groups)
         jobs = [job for job, alive in self._client.jobs().items() if alive]

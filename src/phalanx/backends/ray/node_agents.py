@@ -240,23 +240,19 @@ class NodeAgents:
 
         ``timeout`` is in seconds; 0: do not wait for agents of other nodes.
         """
-        by_node: dict[str, list[int]] = {}
-        for index, target in enumerate(targets):
-            by_node.setdefault(target.node, []).append(index)
-        own = {node: [targets[index] for index in members] for node, members in by_node.items()}
-        calls = {node: private.call(self._actor(node), verb, own[node], *args) for node in by_node if node}
+        own: dict[str, list[ProcessHandle]] = {}
+        for target in targets:
+            own.setdefault(target.node, []).append(target)
+        calls = {node: private.call(self._actor(node), verb, own[node], *args) for node in own if node}
         found: dict[str, Sequence[Any] | None] = {}
-        if "" in by_node:  # while the remote agents work
+        if "" in own:  # while the remote agents work
             found[""] = getattr(self.local, verb)(own[""], *args)
         limit = time.monotonic() + timeout
         for node, call in calls.items():
             with contextlib.suppress(RayError):
                 found[node] = private.get(call, timeout=max(0.0, limit - time.monotonic()))
-        answers: list[Any] = [None] * len(targets)
-        for node, members in by_node.items():
-            for index, answer in zip(members, found.get(node) or (), strict=False):
-                answers[index] = answer
-        return answers
+        answers = {node: iter(found.get(node) or ()) for node in own}
+        return [next(answers[target.node], None) for target in targets]
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
         """Make the agents of their nodes watch these ranks, without waiting for agents on other nodes."""

@@ -192,9 +192,12 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
 
     A rank has a single file for all its output. Ray's two files have the output from before the process was a rank.
     """
-    own = [line for path in paths if path.endswith(".log") for line in last_lines(path)]
-    out = [] if own else [line for path in paths if path.endswith(".out") for line in last_lines(path)]
-    err = own or [line for path in paths if path.endswith(".err") for line in last_lines(path)]
+    own, out, err = (
+        [line for path in paths if path.endswith(suffix) for line in last_lines(path)]
+        for suffix in (".log", ".out", ".err")
+    )
+    if own:
+        out, err = [], own
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
