@@ -267,10 +267,11 @@ def _limit(name: str, soft: int | None) -> str:
     return size(soft) if soft and name in ("memlock", "core") else f"{soft}"
 
 
-# Each function below yields (topic, problem, fix). Without a cluster, all counts of ``cluster`` are 0.
+Problems = Iterator[tuple[str, str, str]]
+"""Topic, problem and fix of each problem. Without a cluster, all counts of ``cluster`` are 0."""
 
 
-def _software(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _software(m: Machine, cluster: Cluster) -> Problems:
     have = {"python": m.python, **m.versions}
     for name, oldest in _OLDEST.items():
         version = have.get(name)
@@ -292,7 +293,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def _processors(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _processors(m: Machine, cluster: Cluster) -> Problems:
     if cluster.cpus > m.cores:
         fix = f"start it with `ray start --num-cpus={m.cores}`, or px.init(num_cpus={m.cores})"
         what = f"Ray counts {cluster.cpus:g} CPUs on this host, which has {m.cores} cores"
@@ -321,7 +322,7 @@ def _processors(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         yield "devices", f"{what}: ranks on the others get the CPU as device, or fail", fix
 
 
-def _memory(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _memory(m: Machine, cluster: Cluster) -> Problems:
     limit, counted = m.memory_limit, cluster.memory + cluster.object_store
     if limit is not None and counted > limit:
         fix = "start Ray inside the container, or give it --memory and --object-store-memory that fit"
@@ -337,7 +338,7 @@ def _memory(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         yield "shared memory", what, f"{larger}, or a smaller store: px.init(object_store_memory=...)"
 
 
-def _system(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _system(m: Machine, cluster: Cluster) -> Problems:
     for name, (flag, least, why) in _LEAST.items():
         soft, hard = m.limits.get(name, (None, None))
         if soft is not None and soft < least:
@@ -361,7 +362,7 @@ def _system(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         yield "huge pages", what, "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`"
 
 
-def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _access(m: Machine, cluster: Cluster) -> Problems:
     if m.environment.get("RAY_AUTH_MODE", "").lower() == "disabled" and cluster.nodes > 1:
         what = "RAY_AUTH_MODE=disabled on a cluster of several nodes: a process that reaches its ports can run code"
         fix = "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`"

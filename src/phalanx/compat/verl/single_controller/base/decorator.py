@@ -71,12 +71,16 @@ class Execute(Enum):
     RANK_ZERO = 1
 
 
-def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+#: The functions ``dispatch_fn`` and ``collect_fn`` of a mode, by these names.
+ModeFunctions = dict[str, Callable[..., Any]]
+
+
+def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> ModeFunctions:
     return {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
 #: Functions of each mode. Replacing an entry changes the groups that are created afterwards.
-DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
+DISPATCH_MODE_FN_REGISTRY: dict[Any, ModeFunctions] = {
     Dispatch.RANK_ZERO: _pair(dispatch_all_to_all, collect_all_to_all),
     Dispatch.ONE_TO_ALL: _pair(dispatch_one_to_all, collect_all_to_all),
     Dispatch.ALL_TO_ALL: _pair(dispatch_all_to_all, collect_all_to_all),
@@ -94,12 +98,12 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
 }
 
 
-def get_predefined_dispatch_fn(dispatch_mode: Any) -> dict[str, Callable[..., Any]]:
+def get_predefined_dispatch_fn(dispatch_mode: Any) -> ModeFunctions:
     """Return the ``{"dispatch_fn", "collect_fn"}`` pair of a mode. Raises KeyError for an unknown mode."""
     return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
 
 
-def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
+def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> ModeFunctions:
     """Return a mode that splits rows over the dp ranks that the workers registered for ``mesh_name``."""
     return _pair(
         partial(dispatch_lazy_compute_data_proto, mesh_name),
