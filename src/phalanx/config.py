@@ -1,12 +1,13 @@
-"""Settings of a run; the only reader of environment variables on the driver."""
+"""Settings of a run, and checks of options; the only reader of environment variables on the driver."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from phalanx.errors import DeclarationError
 
@@ -114,15 +115,21 @@ def shown_ranks(given: Any) -> Shown:
         ranks = [int(part) if part.strip().isdecimal() else part for part in given.split(",")]
     elif isinstance(given, int):
         ranks = [given]
-    if not isinstance(ranks, Sequence) or not all(map(_is_rank, ranks)):
+    if not isinstance(ranks, Sequence) or not all(is_whole(rank, 0) for rank in ranks):
         raise DeclarationError(
             f"show_ranks={given!r}: expected 'all', 'merged', 'none', or ranks such as [0, 3] or '0,3'"
         )
     return tuple(ranks)
 
 
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
+    """Return whether a value is a whole number, not a truth value, from ``least`` on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def running_cluster() -> str | None:

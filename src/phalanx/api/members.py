@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
+from phalanx.config import is_whole
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.group.epoch import Snapshot
 from phalanx.group.group import Group
@@ -158,10 +159,10 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
 
 
 def _checked(core: Group, ranks: int | Sequence[int]) -> list[int]:
-    given = [ranks] if isinstance(ranks, int) and not isinstance(ranks, bool) else ranks
+    given = [ranks] if is_whole(ranks) else ranks
     try:
         named = sorted(set(given))  # type: ignore[arg-type]
-        fits = all(type(rank) is int and 0 <= rank < core.world_size for rank in named)
+        fits = all(is_whole(rank, 0) and rank < core.world_size for rank in named)
     except TypeError:
         fits, named = False, []
     if not fits:

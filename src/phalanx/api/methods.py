@@ -12,6 +12,7 @@ from phalanx.calls.call_state import Streaming
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ItemStream
 from phalanx.calls.send import NO_OPTIONS, CallOptions, planning_began, send
+from phalanx.config import is_number
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import MethodSpec
@@ -143,7 +144,7 @@ class BoundMethod(Generic[P, B, V]):
         chosen = {name: value for name, value in given.items() if value is not None}
         where = f"{self.__qualname__}.options"
         for name, value in chosen.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:  # nan
+            if not is_number(value) or not value > 0:  # nan
                 raise DispatchError(f"{where}({name}={value!r}): expected seconds, more than 0")
         return type(self)(self._selection, self._spec, self._handle, replace(self._options, **chosen))
 

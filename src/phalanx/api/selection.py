@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.calls.in_flight import loads
+from phalanx.config import is_whole
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
 from phalanx.dispatch.plan import CallPlan, Materialize, Target, result_of
@@ -81,7 +82,7 @@ class Selection:
                     f"{self.name}[{key.start}:{key.stop}] is empty; the group has {count} ranks"
                 )
             return replace(self, fixed=self.ranks[key], which="all")
-        if isinstance(key, bool) or not isinstance(key, int) or not -count <= key < count:
+        if not is_whole(key) or not -count <= key < count:
             raise DispatchError(
                 f"{self.name}[{key!r}]: expected a rank from {-count} to {count - 1}, or a slice such as [0:2]"
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from phalanx.config import is_number, is_whole
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.errors import DeclarationError
 
@@ -66,12 +67,12 @@ class SamplingParams:
         object.__setattr__(self, "stop", _checked_stops(self.stop))
         positive, optional = "a whole number from 1", "a whole number from 0, or None"
         for name, valid, expected in (
-            ("max_tokens", _is_whole(self.max_tokens, 1), positive),
-            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "a number from 0"),
-            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, up to 1"),
-            ("n", _is_whole(self.n, 1), positive),
-            ("seed", self.seed is None or _is_whole(self.seed, 0), optional),
-            ("log_probs", self.log_probs is None or _is_whole(self.log_probs, 0), optional),
+            ("max_tokens", is_whole(self.max_tokens, 1), positive),
+            ("temperature", is_number(self.temperature) and self.temperature >= 0, "a number from 0"),
+            ("top_p", is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, up to 1"),
+            ("n", is_whole(self.n, 1), positive),
+            ("seed", self.seed is None or is_whole(self.seed, 0), optional),
+            ("log_probs", self.log_probs is None or is_whole(self.log_probs, 0), optional),
         ):
             if not valid:
                 raise DeclarationError(f"SamplingParams({name}={getattr(self, name)!r}): expected {expected}")
@@ -277,9 +278,9 @@ def _checked_stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
     is_several = isinstance(given, Iterable) and not isinstance(given, str)
     for stop in () if given is None else given if is_several else [given]:
-        if (isinstance(stop, str) and stop) or (isinstance(stop, int) and not isinstance(stop, bool)):
+        if (isinstance(stop, str) and stop) or is_whole(stop):
             stops.append(stop)
-        elif isinstance(stop, Sequence) and stop and all(_is_whole(token, 0) for token in stop):
+        elif isinstance(stop, Sequence) and stop and all(is_whole(token, 0) for token in stop):
             stops.append(tuple(stop))
         else:
             raise DeclarationError(
@@ -287,14 +288,6 @@ def _checked_stops(given: Any) -> tuple[Stop, ...]:
                 "every answer at once"
             )
     return tuple(stops)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _reject_rows(*_: Any) -> Any:

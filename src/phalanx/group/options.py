@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from phalanx.config import Shown, settings, shown_ranks
+from phalanx.config import Shown, is_number, is_whole, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.group.preemption_notices import PreemptionNotice
 from phalanx.topology.mesh import Mesh
@@ -68,16 +68,8 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
     return GroupOptions(meshes=_meshes(mesh, world_size), **values)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0  # not nan
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_number(value) and value > 0  # not nan
 
 
 #: Options of groups and policies, each with a check of its value, and the expected value as text.
@@ -85,10 +77,10 @@ _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("start_timeout", "call_timeout", "stall_report_after"), _is_positive, "seconds as a positive number"),
     (
         ("num_cpus", "memory"),
-        lambda value: _is_number(value) and value >= 0,
+        lambda value: is_number(value) and value >= 0,
         "a number, 0 or more (memory in bytes)",
     ),
-    (("max_concurrency",), lambda value: _is_count(value) and value > 0, "a whole number from 1"),
+    (("max_concurrency",), lambda value: is_whole(value, 1), "a whole number from 1"),
     (
         ("name",),
         lambda value: isinstance(value, str) and bool(value),
@@ -106,7 +98,7 @@ _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: value in ("own", "node"),
         "'own' (each rank sees its own devices) or 'node' (each sees all of the group's devices on its node)",
     ),
-    (("max_restarts", "max_failures"), _is_count, "a whole number, 0 or more"),
+    (("max_restarts", "max_failures"), lambda value: is_whole(value, 0), "a whole number, 0 or more"),
     (("window_s",), _is_positive, "seconds, more than 0"),
 )
 

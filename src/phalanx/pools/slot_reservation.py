@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
+from phalanx.config import is_number
 from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.environment import resource_names
@@ -66,7 +67,7 @@ class SlotReservation:
             DeclarationError: if ``timeout`` is not a positive number.
             PlacementError: if the cluster cannot hold the slots, or not within ``timeout`` seconds; with a table.
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        if not is_number(timeout) or not timeout > 0:
             raise DeclarationError(f"timeout={timeout!r}: expected seconds as a positive number")
         held = self.backend.reserve(ReserveRequest(name, blocks, self.bundle, self.detached, timeout))
         made = replace(self, pool=pool, reservation=held, blocks=blocks, reservation_name=name)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from phalanx.config import is_number
 from phalanx.errors import DispatchError
 
 # The cost of differencing is items x parts. Above this product the greedy method is as good (its error is at most the
@@ -134,7 +135,7 @@ def _largest(found: Partition, groups: Groups) -> float:
 def _checked_lengths(lengths: Any) -> list[float]:
     given: list[Any] = lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
     for row, length in enumerate(given):
-        if isinstance(length, bool) or not isinstance(length, int | float) or not 0 <= length < math.inf:
+        if not is_number(length) or not 0 <= length < math.inf:
             raise DispatchError(
                 f"the length of row {row} is {length!r:.80}; expected one finite number from 0 for each row"
             )

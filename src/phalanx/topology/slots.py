@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from phalanx.config import is_whole
 from phalanx.errors import DeclarationError
 
 
@@ -170,7 +171,7 @@ def checked_shape(given: Any) -> tuple[int, ...]:
     advice = (
         "expected a list of positive whole numbers, one per block: [4] is one block of 4, [8, 8] two of 8"
     )
-    if isinstance(given, int) and not isinstance(given, bool):
+    if is_whole(given):
         raise DeclarationError(f"process_on_nodes={given!r} is a single number; {advice}. Write [{given}]")
     if isinstance(given, bool | str | bytes | dict) or not hasattr(given, "__iter__"):
         raise DeclarationError(f"process_on_nodes={given!r}; {advice}")
@@ -186,7 +187,7 @@ def checked_shape(given: Any) -> tuple[int, ...]:
 
 
 def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
-    if isinstance(sizes, int) and not isinstance(sizes, bool):
+    if is_whole(sizes):
         if sizes < 1 or world_size % sizes:
             divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise DeclarationError(
@@ -195,7 +196,7 @@ def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
             )
         return (sizes,) * (world_size // sizes)
     counts = tuple(sizes) if isinstance(sizes, list | tuple) else ()
-    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
+    if not counts or not all(is_whole(n, 1) for n in counts):
         raise DeclarationError(
             f"split({sizes!r}): expected the size of each part as a number, or a list of positive whole "
             f"numbers that adds up to the pool's world size {world_size}"

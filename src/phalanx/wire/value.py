@@ -9,6 +9,7 @@ import threading
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
+from phalanx.config import is_number
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 
 Value: TypeAlias = Any
@@ -61,7 +62,7 @@ def checked_timeout(timeout: Value, where: str, error: type[PhalanxError] = Disp
     """
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:  # nan
+    if not is_number(timeout) or not timeout >= 0:  # nan
         raise error(f"{where}(timeout={timeout!r}): expected seconds, 0 or more, or None for no limit")
     return bounded(timeout)
 
