@@ -10,11 +10,9 @@ from phalanx.api.view import GroupView
 from phalanx.debug.trace import from_environment
 from phalanx.errors import PlacementError, RankReport, WorkerDiedError
 from phalanx.group.group import Group
-from phalanx.group.roster import DetachedRecord, detached_key, withdraw
-from phalanx.members.processes import end
+from phalanx.group.roster import DetachedRecord, detached_key
+from phalanx.members import processes
 from phalanx.session.session import session
-
-_PATIENCE_S = 5.0
 
 
 class AttachedGroup(GroupView):
@@ -39,11 +37,9 @@ class AttachedGroup(GroupView):
             pool: True to release the slots of its detached pool too.
         """
         if self.core.begin_close():
-            withdraw(self.core)
-            end(self.core, self.core.epoch, _PATIENCE_S)
+            processes.close(self.core)
             for keys in self._reservations.values() if pool else ():
                 self.core.backend.release(keys)
-            self.core.finish_close()
 
 
 def attach(name: str) -> AttachedGroup:

@@ -177,7 +177,8 @@ def close(core: Group, patience: float | None = None) -> None:
     try:
         end(core, core.epoch, _patience(core) if patience is None else patience)
     finally:  # also after an interrupt
-        core.pool.unclaim(core.tenant)
+        if core.has_pool:
+            core.pool.unclaim(core.tenant)
         core.finish_close()
 
 
