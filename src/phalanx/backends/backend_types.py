@@ -32,6 +32,8 @@ LOST_ARGUMENT = "an argument, such as another call's result, was lost with the p
 TRACED = "_px_traced"
 NOT_TRACED = ("", 0, 0)
 Ref = Any
+Waited = tuple[list[int], list[int]]
+"""The positions of references that are ready, and of the others."""
 RuntimeFactory = Callable[[Any], Any]
 
 
@@ -341,7 +343,7 @@ class Backend(Protocol):
         """
         ...
 
-    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> Waited:
         """Wait until ``count`` references are ready or ``timeout`` seconds have passed (None: no timeout).
 
         Returns:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -37,6 +38,7 @@ from phalanx.backends.backend_types import (
     ReserveRequest,
     ResultHandle,
     SpawnRequest,
+    Waited,
     read_file,
 )
 from phalanx.config import threads_by_choice
@@ -174,14 +176,12 @@ class InlineBackend(Backend):
     immediate = True
     ref_types = (InlineRef,)
 
-    def __init__(self, resources: Mapping[str, float] | None = None) -> None:
-        self._total = dict(resources or {})
-        self._total.setdefault("CPU", float(os.cpu_count() or 1))
+    def __init__(self, resources: Mapping[str, float]) -> None:
+        self._total = {"CPU": float(os.cpu_count() or 1), **resources}
         self._held: dict[str, tuple[ReserveRequest, list[tuple[str, ...]]]] = {}
         self._numbers = itertools.count()
         self._books = threading.Lock()  # guards _held
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
-        self._folder: str | None = None
         self._published: dict[str, bytes] = {}
 
     def nodes(self) -> list[NodeCapacity]:
@@ -245,17 +245,17 @@ class InlineBackend(Backend):
                 cpus_of_node=os.cpu_count(),
                 threads=threads_by_choice(),
             )
-            runtime = request.factory(InlineServices(facts, self._own_folder()))
+            runtime = request.factory(InlineServices(facts, self._folder))
             name = request.names[index] if request.names else None
             endpoints.append(Endpoint(slot, InlineRank(runtime), runtime.report(), name))
         return endpoints
 
-    def _own_folder(self) -> str:
-        """Return the folder for the files of all ranks, created on first use and removed when this process exits."""
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="phalanx-inline-")
-            atexit.register(_remove, self._folder, os.getpid())
-        return self._folder
+    @functools.cached_property
+    def _folder(self) -> str:
+        """The folder for the files of all ranks, created on first use and removed when this process exits."""
+        folder = tempfile.mkdtemp(prefix="phalanx-inline-")
+        atexit.register(_remove, folder, os.getpid())
+        return folder
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
         setup, _ = RankConfig.unpack(data)
@@ -312,7 +312,7 @@ class InlineBackend(Backend):
         except Exception as error:  # RankFailure, the loss of the rank, or an error of unpickling
             raise FetchFailed from error
 
-    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> Waited:
         ended = [index for index, ref in enumerate(refs) if not ref.under_way]
         return ended, [index for index in range(len(refs)) if index not in ended]
 

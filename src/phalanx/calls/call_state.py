@@ -19,6 +19,7 @@ from phalanx.backends.backend_types import (
     RankStream,
     Ref,
     ResultHandle,
+    Waited,
 )
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.group.epoch import Epoch
@@ -179,9 +180,7 @@ class Results:
         """
         return self._backend.fetch([self._values[position]])[0]
 
-    def wait(
-        self, positions: Sequence[int], count: int, timeout: float | None
-    ) -> tuple[list[int], list[int]]:
+    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> Waited:
         """Wait ``timeout`` seconds at most for ``count`` positions to end; return the ended positions, and the rest."""
         ended, rest = self._backend.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
@@ -278,9 +277,7 @@ class PendingStream(Results):
             part.end = part.last
             part.refs.clear()
 
-    def wait(
-        self, positions: Sequence[int], count: int, timeout: float | None
-    ) -> tuple[list[int], list[int]]:
+    def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> Waited:
         """Wait as :meth:`Results.wait`. An ended rank may have unread items."""
         backend = self._backend
         limit = None if timeout is None else backend.now() + timeout

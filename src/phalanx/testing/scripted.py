@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, Literal, NamedTuple
 from unittest import mock
@@ -23,6 +24,7 @@ from phalanx.backends.backend_types import (
     Reservation,
     ResultHandle,
     SpawnRequest,
+    Waited,
 )
 from phalanx.backends.inline import InlineBackend, InlineRef
 from phalanx.errors import DeclarationError, PlacementError
@@ -54,15 +56,14 @@ class ScriptedBackend(InlineBackend):
         super().__init__({"GPU": 8.0})
         self.clock = clock or FakeClock()
         self._script = script
-        self._counts: dict[str, int] = {}
+        self._counts = Counter[str]()
         self._results: WeakKeyDictionary[InlineRef, Result] = WeakKeyDictionary()
         #: The nodes that are reported as draining; the only node is called "inline".
         self.going: list[DrainingNode] = []
 
     def _next(self, what: str) -> Event:
-        number = self._counts.get(what, 0)
-        self._counts[what] = number + 1
-        return self._script(what, number)
+        self._counts[what] += 1
+        return self._script(what, self._counts[what] - 1)
 
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
         return self.going
@@ -132,7 +133,7 @@ class ScriptedBackend(InlineBackend):
     def now(self) -> float:
         return self.clock.now()
 
-    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> Waited:
         times = sorted(map(self._time_of, refs))[:count]
         self._pass(max(times, default=0.0), timeout)
         now = self.clock.now()

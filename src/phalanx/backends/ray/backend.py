@@ -25,6 +25,7 @@ from phalanx.backends.backend_types import (
     Ref,
     ResultHandle,
     SpawnRequest,
+    Waited,
 )
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
@@ -261,7 +262,7 @@ class RayBackend:
         except Exception as error:
             raise FetchFailed from error
 
-    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> Waited:
         self._connection.check()
         positions = {ref: index for index, ref in enumerate(refs)}
         done, rest = private.wait(list(refs), num_returns=count, timeout=timeout, fetch_local=False)

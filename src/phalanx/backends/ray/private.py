@@ -78,6 +78,10 @@ placement_group = unwrapped(placement_group)
 placement_group_table = unwrapped(placement_group_table)
 remove_placement_group = unwrapped(remove_placement_group)
 _create_actor = unwrapped(ActorClass._remote)
+#: Return the address of the cluster that was started last on this machine, dead or alive.
+last_address = utils.read_ray_address
+#: Return the total, or the free, resources by node id.
+total_resources, free_resources = state.total_resources_per_node, state.available_resources_per_node
 
 
 def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
@@ -187,11 +191,6 @@ def runs_in_cluster_process() -> bool:
     return is_worker or (node is not None and node.is_head())
 
 
-def last_address() -> str | None:
-    """Return the address of the cluster that was started last on this machine, dead or alive."""
-    return utils.read_ray_address()
-
-
 def cluster_addresses() -> set[str]:
     """Return the addresses of the clusters whose head runs on this machine."""
     return set(services.find_gcs_addresses())
@@ -200,16 +199,6 @@ def cluster_addresses() -> set[str]:
 def bootstrap_address() -> str | None:
     """Return the address that ``ray.init(address="auto")`` would connect to, or None."""
     return services.find_bootstrap_address(None)
-
-
-def total_resources() -> dict[str, dict[str, Any]]:
-    """Return the total resources by node id."""
-    return state.total_resources_per_node()
-
-
-def free_resources() -> dict[str, dict[str, Any]]:
-    """Return the free resources by node id."""
-    return state.available_resources_per_node()
 
 
 def draining_nodes() -> dict[str, int]:
