@@ -202,20 +202,15 @@ def import_verl() -> None:
 
 def installed_version() -> tuple[str, str]:
     """Return version and folder of the installed verl; two empty texts if there is none."""
-    folder = _folder()
-    if folder is None:
+    present = sys.modules.get("verl")
+    spec = present.__spec__ if present is not None else importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        return "", ""
+    folder = Path(spec.origin).parent
+    if Path(__file__).parents[1] in folder.parents:
         return "", ""
     file = folder / "version" / "version"
     return (file.read_text().strip() if file.is_file() else "unknown"), str(folder)
-
-
-def _folder() -> Path | None:
-    present = sys.modules.get("verl")
-    spec = present.__spec__ if present is not None else importlib.util.find_spec("verl")
-    origin = None if spec is None else spec.origin
-    folder = None if origin is None else Path(origin).parent
-    here = Path(__file__).parents[1]
-    return None if folder is not None and here in folder.parents else folder
 
 
 def check_verl() -> None:

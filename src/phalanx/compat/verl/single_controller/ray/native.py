@@ -181,7 +181,7 @@ def start(
         return replace(request, methods=facades, names=tuple(actors), namespace=namespace, factory=runtime)
 
     launched = launch(core, pool, 0, name=name, amend_request=amend_request, amend=amend)
-    _settle(launched, core)
+    calls = _tracked(launched, core)
     unpublish = _published(core, name, methods)
     extras, backend = core.extras, pool.backend_api  # not the core, which keeps the ranks alive
 
@@ -192,11 +192,18 @@ def start(
     handles = [endpoint.handle for endpoint in launched.endpoints]
     environment = launched.configs[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    return StartedRanks(handles, list(actors), master, release, _tracked(core))
+    return StartedRanks(handles, list(actors), master, release, calls)
 
 
-def _tracked(core: Group) -> TrackedCalls:
-    """Track the calls of a group, and monitor its ranks between calls."""
+def _tracked(launched: Launched, core: Group) -> TrackedCalls:
+    """Wait for the constructors, track the calls of the group, and monitor its ranks between calls."""
+    try:
+        with constructors(core) as call:
+            construct(call, core.enter(launched.endpoints), launched.results)
+    except BaseException:
+        core.backend.kill(launched.endpoints)
+        core.backend.release(list(core.extras.values()))
+        raise
     core.started()
     checks.begin()
     from_environment()
@@ -206,23 +213,7 @@ def _tracked(core: Group) -> TrackedCalls:
     return TrackedCalls(core)
 
 
-def _settle(launched: Launched, core: Group) -> None:
-    try:
-        with constructors(core) as call:
-            construct(call, core.enter(launched.endpoints), launched.results)
-    except BaseException:
-        core.backend.kill(launched.endpoints)
-        core.backend.release(list(core.extras.values()))
-        raise
-
-
 def _published(core: Group, name: str, methods: Sequence[str]) -> Callable[[], None]:
     """Publish the record of the group for the commands. Return the function that withdraws the record."""
-    entry = replace(
-        core.record(),
-        number=next(_numbers),
-        name=name,
-        state="ready",
-        methods={"": list(methods)},
-    )
+    entry = replace(core.record(), number=next(_numbers), name=name, methods={"": list(methods)})
     return session.publisher.add(core.backend, entry)

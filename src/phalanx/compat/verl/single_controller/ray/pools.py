@@ -198,17 +198,13 @@ def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[Placement
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
     def key(pg: PlacementGroup) -> tuple[Any, ...]:
-        node_id = placement_group_table(pg)["bundles_to_node_id"].get(0, "")
-        return _address_key(addresses.get(node_id, ""))
+        address = addresses.get(placement_group_table(pg)["bundles_to_node_id"].get(0), "")
+        try:
+            return (0, tuple(socket.inet_pton(socket.AF_INET, address)))
+        except OSError:
+            return (1, address)
 
     return sorted(pgs, key=key)
-
-
-def _address_key(address: str) -> tuple[Any, ...]:
-    try:
-        return (0, tuple(socket.inet_pton(socket.AF_INET, address)))
-    except OSError:
-        return (1, address)
 
 
 def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
