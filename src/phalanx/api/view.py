@@ -226,8 +226,12 @@ class GroupView:
             DispatchError: if there is no such rank.
             DeclarationError: if the group is asynchronous, a rank lacks the tool, or another profile is running there.
         """
-        options = {"record_shapes": record_shapes, "profile_memory": profile_memory}
-        options |= {"with_stack": with_stack, "with_flops": with_flops}
+        options = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
         return start_profile(self._selection, ranks, calls, folder, tool, options)
 
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:

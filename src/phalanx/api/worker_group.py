@@ -220,8 +220,7 @@ class WorkerGroup(GroupView):
         for rank, endpoint in enumerate(self.core.endpoints):
             facts = endpoint.facts
             holding = self.pool.holdings[endpoint.slot.pool]
-            ids = holding.accelerators.get(endpoint.slot, ())
-            accelerator = f"{holding.resource} {','.join(ids)}" if ids else "CPU"
+            accelerator = holding.accelerator_text(endpoint.slot) or "CPU"
             place = (rank, facts.slot.host, facts.slot.node_id[:8], accelerator)
             roles = list(self.roles) or self.core.handle.classes[""]
             share = f"1/{holding.max_colocate_count}"

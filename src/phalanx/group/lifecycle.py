@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from types import MappingProxyType
 
 from phalanx.errors import DispatchError, GroupBroken, GroupClosed, InternalError, PhalanxError, StaleEpoch
 
@@ -68,9 +67,9 @@ _EFFECTS = (
     ),
 )
 #: The state after each event; a missing pair is a bug of the sender of the event.
-TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
-    {(before, event): after for event, states, after in _EFFECTS for before in states}
-)
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (before, event): after for event, states, after in _EFFECTS for before in states
+}
 
 
 class Lifecycle:

@@ -121,10 +121,8 @@ class ResourcePool:
     @property
     def groups(self) -> tuple[Tenant, ...]:
         """The groups on any of its slots, in the order in which they were started."""
-        found: dict[int, Tenant] = {}
-        for slot in self._view.slots:
-            found.update((id(group), group) for group in self.holdings[slot.pool].groups.get(slot, ()))
-        return tuple(sorted(found.values(), key=lambda group: group.number))
+        found = {group for slot in self.slots for group in self.holdings[slot.pool].groups.get(slot, ())}
+        return tuple(sorted(found, key=lambda group: group.number))
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -47,8 +47,13 @@ class Counts:
         self.arrived = Meter(None if whole is None else whole.arrived.add)
 
     def as_dict(self) -> dict[str, int]:
-        names = ("calls", "failed", "sent_bytes", "stored_bytes")
-        return {**{name: getattr(self, name) for name in names}, "fetched_bytes": self.arrived.nbytes}
+        return {
+            "calls": self.calls,
+            "failed": self.failed,
+            "sent_bytes": self.sent_bytes,
+            "stored_bytes": self.stored_bytes,
+            "fetched_bytes": self.arrived.nbytes,
+        }
 
 
 class Session:

@@ -69,7 +69,8 @@ class SlotView:
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each local block: runs of consecutive slots of the same block and pool."""
-        return tuple(tuple(run) for _, run in itertools.groupby(range(len(self.slots)), key=self._block_of))
+        runs = itertools.groupby(enumerate(self.slots), key=lambda place: (place[1].pool, place[1].block))
+        return tuple(tuple(rank for rank, _ in run) for _, run in runs)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,9 +124,6 @@ class SlotView:
                 f"{len(self.slots) - 1}"
             )
         return SlotView((self.slots[key],))
-
-    def _block_of(self, rank: int) -> tuple[str, int]:
-        return self.slots[rank].pool, self.slots[rank].block
 
     def _sliced(self, key: slice) -> tuple[Slot, ...]:
         bounds = (key.start, key.stop, key.step)
