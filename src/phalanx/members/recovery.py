@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from phalanx.calls.in_flight import calls_of, make_room
@@ -176,7 +177,7 @@ def _has_room_elsewhere(core: Group) -> bool:
     extras = core.options.extras()
     for name, held in ground.holdings.items():
         sizes = [held.blocks[block] for of, block in lost if of == name]  # complete blocks move
-        each = {key: held.bundle.get(key, 0.0) + extras.get(key, 0.0) for key in {*held.bundle, *extras}}
+        each = Counter(held.bundle) + Counter(extras)
         if not check_feasible(others, sizes, each).fits_now:
             return False
     return True
