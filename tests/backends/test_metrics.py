@@ -47,7 +47,8 @@ def test_leaving_the_cluster_exports_calls_failures_seconds_and_bytes_once(
     source, fake, counts, backend = MetricBuffer(), Fake(), Counts(), RayBackend()
     source.on = True
     monkeypatch.setattr("phalanx.backends.ray.backend.meters", source)
-    backend._exporter = Exporter(source, fake)
+    monkeypatch.setattr("ray.util.metrics", fake, raising=False)
+    backend._exporter = Exporter(source)
     source.watch(group := Watched("g", counts))
     for failed in (False, False, True):
         source.ended("g", "update", 0.5, failed)
@@ -87,8 +88,6 @@ def test_a_full_buffer_drops_the_oldest_calls(monkeypatch: pytest.MonkeyPatch) -
 def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ray.util import metrics
-
     meters = MetricBuffer()  # the process's own are drained by its exporter
     meters.on = True
     for user in ("calls.call", "session.session"):
@@ -108,5 +107,5 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
 
         group.ping()
         meters.ended("counted", "refuse", 0.1, True)
-        Exporter(meters, metrics).flush()
+        Exporter(meters).flush()
         assert meters.drain() == ([], [])

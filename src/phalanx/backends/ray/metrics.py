@@ -15,29 +15,28 @@ from typing import Any
 
 from phalanx.config import settings
 from phalanx.tracing.metric_buffer import MetricBuffer
-from phalanx.wire.value import Value
 
 EVERY_S = 5.0
 _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
 
 
 class Exporter:
-    """Exporter of a metric buffer to Ray. ``made_of`` replaces the module ``ray.util.metrics``, for tests."""
+    """Exporter of a metric buffer to Ray."""
 
-    def __init__(self, source: MetricBuffer, made_of: Value = None) -> None:
-        if made_of is None:
-            from ray.util import metrics as made_of  # imports for 0.1 s, which no start waits for
+    def __init__(self, source: MetricBuffer) -> None:
+        from ray.util import metrics  # imports for 0.1 s, which no start waits for
+
         tags = ("group", "method")
         self._source = source
-        self._calls = made_of.Counter("phalanx_calls_total", "Calls that ended.", tag_keys=tags)
-        self._failures = made_of.Counter("phalanx_failed_calls_total", "Calls that failed.", tag_keys=tags)
-        self._seconds = made_of.Histogram(
+        self._calls = metrics.Counter("phalanx_calls_total", "Calls that ended.", tag_keys=tags)
+        self._failures = metrics.Counter("phalanx_failed_calls_total", "Calls that failed.", tag_keys=tags)
+        self._seconds = metrics.Histogram(
             "phalanx_call_seconds",
             "From the sending of a call to its value or error.",
             boundaries=_BOUNDARIES,
             tag_keys=tags,
         )
-        self._bytes = made_of.Counter(
+        self._bytes = metrics.Counter(
             "phalanx_bytes_total",
             "Bytes sent in messages, stored beside them, and fetched by the driver.",
             tag_keys=("group", "kind"),

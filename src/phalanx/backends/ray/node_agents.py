@@ -318,8 +318,8 @@ class RankObserver:
 
     def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value) -> list[Any]:
         """Call the agents of the ranks, after joining the cluster if any rank is on another node."""
-        elsewhere = any(rank.host != self._host for rank in ranks)
-        if elsewhere and not self._connected and not ray.is_initialized():
+        nodes = ["" if rank.host == self._host else rank.node_id for rank in ranks]
+        if any(nodes) and not self._connected and not ray.is_initialized():
             ray.init(
                 address=self._address,
                 log_to_driver=False,
@@ -327,7 +327,6 @@ class RankObserver:
                 logging_level=logging.ERROR,
             )
             self._connected = True
-        nodes = ("" if rank.host == self._host else rank.node_id for rank in ranks)
         pairs = zip(ranks, nodes, strict=True)
         targets = [ProcessHandle(rank.pid, rank.side or NO_SIDE, node=node) for rank, node in pairs]
         return self._agents.ask(targets, verb, *args)
