@@ -21,7 +21,7 @@ from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import CallError, PhalanxError
 from phalanx.group.epoch import Epoch, GroupHandle, Snapshot
-from phalanx.group.lifecycle import Event, Lifecycle, State
+from phalanx.group.lifecycle import Event, Lifecycle, State, first_line
 from phalanx.group.options import GroupOptions
 from phalanx.group.preemption_notices import NoticeQueue
 from phalanx.pools.pool import ResourcePool
@@ -363,7 +363,7 @@ class Group:
             roles=dict(handle.classes),
             methods={role: sorted(methods) for role, methods in handle.methods.items()},
             detached=handle.detached,
-            cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
+            cause=first_line(life.cause) if life.cause is not None else None,
             ranks=tuple(_rank_record(rank, endpoint) for rank, endpoint in enumerate(self.epoch.endpoints)),
         )
 

@@ -62,7 +62,7 @@ class Mesh:
         axes = dict(zip(names, sizes, strict=True))
         _check_tiling(axes, table)
         mesh = cls(**axes)
-        if any(at != want for at, want in zip(table, _row_major(axes.values()), strict=True)):
+        if table != tuple(_row_major(axes.values())):
             object.__setattr__(mesh, "layout", table)
         return mesh
 
