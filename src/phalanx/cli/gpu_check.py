@@ -36,7 +36,7 @@ class TensorHolder(px.Worker):
             self.accept_weights("tensor", {"tensor": self.tensor})
 
 
-def check_devices(megabytes: int = _MEGABYTES) -> list[CheckResult]:
+def check_devices() -> list[CheckResult]:
     """Check every device path that is possible on this machine. Without a device, return no results."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -44,10 +44,10 @@ def check_devices(megabytes: int = _MEGABYTES) -> list[CheckResult]:
     px.init(backend="ray", address="local", num_gpus=count)
     with px.ResourcePool([min(count, 2)], use_gpu=True, backend="ray") as pool:
         first, last = pool[:1], pool[-1:]
-        results = [check_transport("cuda ipc", first, first, megabytes)]
+        results = [check_transport("cuda ipc", first, first)]
         if count > 1:
-            results += [check_transport(path, first, last, megabytes) for path in ("cuda ipc", "nccl")]
-    return [*results, check_call("cuda:0", megabytes)]
+            results += [check_transport(path, first, last) for path in ("cuda ipc", "nccl")]
+    return [*results, check_call("cuda:0")]
 
 
 def check_transport(
