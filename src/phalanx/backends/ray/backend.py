@@ -355,16 +355,16 @@ class RayBackend:
         return placement.draining_nodes(ended) if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
-        facts = endpoint.facts
-        if lost is None and node_is_gone(facts.slot.node_id):  # Ray may notice this only some seconds later
-            return of_node(Lost(""), facts.slot.node_id, facts.slot.host)
+        slot = endpoint.facts.slot
+        if lost is None and node_is_gone(slot.node_id):  # Ray may notice this only some seconds later
+            return of_node(Lost(""), slot)
         found = lost or self._ask_ray(endpoint)
-        if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
-            return of_node(found, facts.slot.node_id, facts.slot.host)
+        if found.node_lost or (not found.intended and node_is_gone(slot.node_id)):
+            return of_node(found, slot)
         if found.intended:
             return found
         left = self._ask([endpoint], "post_mortem", timeout=_INSPECTS_WITHIN_S)[0]
-        return with_post_mortem(found, left, facts.log)
+        return with_post_mortem(found, left, endpoint.facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
         """Return the cause of an actor's death, taken from the error of a call on the actor."""

@@ -124,7 +124,7 @@ def call(
 
 def current_call_id() -> int:
     """Return the id of the actor task that this code runs in, comparable with :func:`call_id`."""
-    return int.from_bytes(_core().get_current_task_id().binary()[:8], "little")
+    return call_id(_core().get_current_task_id())
 
 
 def task_name() -> str:
@@ -133,7 +133,7 @@ def task_name() -> str:
 
 
 def call_id(ref: Any) -> int:
-    """Return the id of the actor task that returns this object.
+    """Return the id of an actor task, or of the task that returns an object.
 
     An object's id begins with the id of its task, and a task's id ends with the 16 bytes of the actor's id.
     """

@@ -22,6 +22,7 @@ from phalanx.backends.backend_types import Lost, RankOutcome, read_file
 from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import answers
 from phalanx.display.log_merging import is_shown
+from phalanx.topology.slots import SlotInfo
 from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
 
@@ -161,11 +162,11 @@ def node_is_gone(node_id: str) -> bool:
     return False
 
 
-def of_node(lost: Lost, node_id: str, host: str) -> Lost:
+def of_node(lost: Lost, slot: SlotInfo) -> Lost:
     """Return ``lost`` changed into the loss of the rank's node."""
     return replace(
         lost,
-        reason=f"node {node_id[:8]} (host {host}) was lost",
+        reason=f"node {slot.node_id[:8]} (host {slot.host}) was lost",
         exit="node lost",
         hint=lost.hint or _TUNING,
         node_lost=True,
