@@ -319,7 +319,13 @@ class RayWorkerGroup(WorkerGroup):
         """Call rank 0 with the arguments unchanged. Return Ray's reference to the result."""
         return self._send(self._workers[:1], method_name, args, kwargs)[0]
 
-    execute_rank_zero = execute_rank_zero_async
+    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call :meth:`execute_rank_zero_async`, also that of a subclass."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+
+    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call :meth:`execute_all_async`, also that of a subclass."""
+        return self.execute_all_async(method_name, *args, **kwargs)
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call every rank, and wait."""
@@ -335,8 +341,6 @@ class RayWorkerGroup(WorkerGroup):
         if all(isinstance(value, list) and len(value) == len(self._workers) for value in values):
             return self._deal(self._workers, method_name, args, kwargs)
         return self._send(self._workers, method_name, args, kwargs)
-
-    execute_all = execute_all_async
 
     def _send(self, workers: list[Any], method_name: str, args: Any, kwargs: Any) -> list[Any]:
         """Call workers with the same arguments."""
