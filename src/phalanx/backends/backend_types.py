@@ -18,7 +18,7 @@ from phalanx.wire.messages import OUTPUT, Message, ProcessInfo
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:  # every worker process imports this module, but never places slots
-    from phalanx.topology.placement import Holder, NodeCapacity
+    from phalanx.topology.placement import Holder, NodeCapacity, Resources
 
 #: Error text: why a group refuses calls after its cluster was left.
 CLUSTER_LEFT = (
@@ -47,7 +47,7 @@ class ReserveRequest:
 
     name: str
     blocks: tuple[int, ...]
-    bundle: Mapping[str, float]
+    bundle: Resources
     detached: bool = False
     timeout: float = 120.0
     on_nodes: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class SpawnRequest:
     methods: tuple[Facade, ...]
     slots: tuple[Slot, ...]
     reservations: Mapping[str, Reservation]
-    resources: Mapping[str, float]
+    resources: Resources
     factory: RuntimeFactory
     names: tuple[str, ...] | None = None
     namespace: str | None = None
@@ -287,7 +287,7 @@ class Backend(Protocol):
         ...
 
     def probe(
-        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Resources
     ) -> list[tuple[str, ...]]:
         """Return the accelerator ids of each slot, for pools whose slots no group has reported yet."""
         ...

@@ -45,7 +45,7 @@ from phalanx.config import threads_by_choice
 from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import variables_set
-from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, check_feasible
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, check_feasible
 from phalanx.topology.slots import Slot, SlotInfo
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
@@ -176,7 +176,7 @@ class InlineBackend(Backend):
     immediate = True
     ref_types = (InlineRef,)
 
-    def __init__(self, resources: Mapping[str, float]) -> None:
+    def __init__(self, resources: Resources) -> None:
         self._total = {"CPU": float(os.cpu_count() or 1), **resources}
         self._held: dict[str, tuple[ReserveRequest, list[tuple[str, ...]]]] = {}
         self._numbers = itertools.count()
@@ -229,7 +229,7 @@ class InlineBackend(Backend):
         return [_NODE] * len(slots)
 
     def probe(
-        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
+        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Resources
     ) -> list[tuple[str, ...]]:
         return [reservations[slot.pool].ids[slot.block][slot.bundle] for slot in slots]
 

@@ -25,7 +25,7 @@ from phalanx.display.text_format import first_of
 from phalanx.errors import CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.weights.boxes import cut
 from phalanx.weights.digests import tensor_digest
-from phalanx.worker.rank_state import LocalTensor, Path
+from phalanx.worker.rank_state import LocalTensor, Path, StateLeaf
 from phalanx.worker.state_copies import host_copy
 
 _BY_NAME = ("model.", "optimizer.")
@@ -72,7 +72,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
         alone: True if no other rank saves: no digests are compared.
     """
 
-    def __init__(self, leaves: Mapping[str, tuple[Path, Any]], rank: int, *, alone: bool) -> None:
+    def __init__(self, leaves: Mapping[str, StateLeaf], rank: int, *, alone: bool) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._leaves = dict(leaves)
         self.rank, self._alone = rank, alone

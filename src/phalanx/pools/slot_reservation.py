@@ -6,7 +6,6 @@ import re
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from phalanx.config import is_number
 from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.environment import resource_names
-from phalanx.topology.placement import share
+from phalanx.topology.placement import Resources, share
 from phalanx.topology.slots import Slot, SlotInfo
 
 
@@ -43,7 +42,7 @@ class SlotReservation:
     """
 
     backend: Backend
-    bundle: Mapping[str, float]
+    bundle: Resources
     resource: str | None
     max_colocate_count: int
     accelerators_per_slot: int

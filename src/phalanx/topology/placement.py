@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.environment import resource_names
@@ -18,15 +18,18 @@ _TYPE_PREFIX = "accelerator_type:"
 _TYPE_AMOUNT = 0.001
 _BYTES = ("memory", "object_store_memory")
 
+Resources: TypeAlias = Mapping[str, float]
+"""Amounts of Ray's resources by name; memory in bytes."""
+
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """Total and available amounts of a node's resources, by name; memory in bytes."""
+    """Total and available resources of a node."""
 
     node_id: str
     host: str
-    total: Mapping[str, float]
-    available: Mapping[str, float]
+    total: Resources
+    available: Resources
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Holder:
 
     name: str
     node_id: str
-    resources: Mapping[str, float]
+    resources: Resources
 
 
 class Feasibility(NamedTuple):
@@ -50,9 +53,7 @@ class Feasibility(NamedTuple):
     fits_now: bool
 
 
-def check_feasible(
-    nodes: Sequence[NodeCapacity], blocks: Sequence[int], resources: Mapping[str, float]
-) -> Feasibility:
+def check_feasible(nodes: Sequence[NodeCapacity], blocks: Sequence[int], resources: Resources) -> Feasibility:
     """Return whether blocks of slots fit: ``blocks[i]`` slots on a single node, each slot with ``resources``.
 
     Blocks may share a node.
@@ -62,7 +63,7 @@ def check_feasible(
     return Feasibility(total, now)
 
 
-def capacity(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
+def capacity(amounts: Resources, resources: Resources) -> int:
     """Return the number of slots of ``resources`` that fit in the ``amounts`` of a node."""
     counts = (
         _units(amounts.get(name, 0.0)) // wanted
@@ -116,7 +117,7 @@ class PlacementTable:
 
     nodes: Sequence[NodeCapacity]
     blocks: Sequence[int]
-    resources: Mapping[str, float]
+    resources: Resources
     holders: Sequence[Holder] = ()
 
     def __str__(self) -> str:
@@ -239,7 +240,7 @@ class PlacementTable:
         ]
 
 
-def amounts_text(resources: Mapping[str, float]) -> str:
+def amounts_text(resources: Resources) -> str:
     """Return the nonzero amounts as text, such as ``GPU 4, CPU 0.08``; memory in GiB."""
     return ", ".join(f"{name} {amount_text(name, amount)}" for name, amount in resources.items() if amount)
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # drivers plan saves without a runtime
 Path = tuple[str | int | tuple[str, int], ...]
 """Path of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
 
+StateLeaf = tuple[Path, Any]
+"""A leaf of a state with its path: a LocalTensor, or a value that is pickled."""
+
 GENERATORS = "rng"
 """Outermost key of a rank's random generators."""
 _STATE: Path = ("optimizer", "state")
@@ -125,13 +128,13 @@ class RankState:
         """Outermost keys of the components; "" for a worker without declared components."""
         return [component.name for component in self._components]
 
-    def leaves(self) -> dict[str, tuple[Path, Any]]:
+    def leaves(self) -> dict[str, StateLeaf]:
         """Return each leaf with its path, by key.
 
         Raises:
             CheckpointError: if two leaves have the same key.
         """
-        found: dict[str, tuple[Path, Any]] = {}
+        found: dict[str, StateLeaf] = {}
         for component in self._components:
             for path, value in component.leaves():
                 key = key_of(path)
@@ -260,7 +263,7 @@ class _Component:
         self._owner = owner
         self._root: Path = (name,) if name else ()
 
-    def leaves(self) -> Iterator[tuple[Path, Any]]:
+    def leaves(self) -> Iterator[StateLeaf]:
         """Yield each leaf with its path: a LocalTensor, or a value that is pickled."""
         return _flat(self._owner.state_dict(), self._root)
 
@@ -307,7 +310,7 @@ class _Model(_Component):
         named = stated_tensors(declared.model, declared.boxes, "px.register_state(boxes=...)")
         return {name: LocalTensor.of(name, *tensor) for name, tensor in named.items()}
 
-    def leaves(self) -> Iterator[tuple[Path, Any]]:
+    def leaves(self) -> Iterator[StateLeaf]:
         return ((("model", name), tensor) for name, tensor in self.tensors().items())
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
@@ -352,7 +355,7 @@ class _Optimizer(_Component):
                 found[name] = (parameter, tensor, group)
         return found
 
-    def leaves(self) -> Iterator[tuple[Path, Any]]:
+    def leaves(self) -> Iterator[StateLeaf]:
         other = [key for key in self._owner.state if not isinstance(key, torch.Tensor)]
         if other:
             raise CheckpointError(
@@ -480,7 +483,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
 
 
-def _flat(state: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _flat(state: Any, path: Path) -> Iterator[StateLeaf]:
     """Yield the leaves of nested dicts. Lists, and special dicts without tensors (such as ``Counter``), are leaves."""
     if _is_nested(state):
         for key, value in state.items():

@@ -25,7 +25,7 @@ from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.display.text_format import first_of
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, check_feasible
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, check_feasible
 from phalanx.topology.slots import Slot
 
 NODE_LABEL = "ray.io/node-id"
@@ -55,7 +55,7 @@ def nodes() -> list[NodeCapacity]:
     ]
 
 
-def _plain(resources: Mapping[str, float]) -> dict[str, float]:
+def _plain(resources: Resources) -> dict[str, float]:
     """Return resources without Ray's entries for placement groups (GPU_group_1_<id>) and node addresses."""
     return {
         key: value for key, value in resources.items() if "_group_" not in key and not key.startswith("node:")
@@ -226,9 +226,7 @@ def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSched
     )
 
 
-def probe(
-    slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
-) -> list[tuple[str, ...]]:
+def probe(slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Resources) -> list[tuple[str, ...]]:
     """Return the accelerator ids of each slot, reported by a short task that uses all accelerators of the slot.
 
     Raises:
