@@ -52,12 +52,15 @@ def runtime() -> WorkerRuntime:
     return runtime_of(Worker)
 
 
-def test_a_leaving_rank_runs_library_functions_and_a_rank_without_a_worker_refuses_calls(
+def test_a_leaving_rank_refuses_calls_of_views_alone_and_a_rank_without_a_worker_all_calls(
     runtime: WorkerRuntime,
 ) -> None:
     handlers.leave(runtime)
     question = RankCall(ANY_EPOCH, "", LIBRARY, body=pickle.dumps(((handlers.meet,), {})))
     assert runtime.run(question.pack()) is None
+    assert runtime.run(message("one")) is not None  # sent before
+    with pytest.raises(RankFailure, match="this call of one belongs to epoch 0"):
+        runtime.run(RankCall(0, "", "one").pack())
     with pytest.raises(DispatchError, match="in which the worker was not made"):
         empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 

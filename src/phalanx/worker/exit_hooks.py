@@ -27,7 +27,7 @@ class ExitHooks:
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
         self._hooks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        #: True if the rank leaves its group: it rejects new user calls, and in the end hands over its channel items.
+        #: True if the rank leaves its group: it rejects calls of views, and in the end hands over its channel items.
         self.leaves = False
         #: Called before the result of a call is sent; the result waits for the futures that they return, if any.
         self.before_result: list[Callable[[], Future[Any] | None]] = []

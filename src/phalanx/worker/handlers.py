@@ -65,7 +65,7 @@ def meet(runtime: WorkerRuntime) -> None:
 
 
 def leave(runtime: WorkerRuntime) -> None:
-    """Reject new calls of users, and hand items over to their channels at exit: this rank leaves the group."""
+    """Reject calls of views of the group, and hand items over to their channels at exit: this rank leaves the group."""
     runtime.closers.leaves = True
     for worker in runtime.instances.values():
         if hasattr(worker, "__phalanx_leaves__"):

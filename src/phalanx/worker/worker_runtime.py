@@ -450,13 +450,13 @@ class WorkerRuntime:
         """
         if is_library_call(call.method):
             return
-        if self.closers.leaves or call.epoch not in (ANY_EPOCH, self.context.epoch):
+        # A call of the owner for any epoch was sent before the rank was asked to leave, though it may arrive later.
+        if call.epoch != ANY_EPOCH and (self.closers.leaves or call.epoch != self.context.epoch):
             group, current = self.context.group, self.context.epoch
             name = full_name(call.role, call.method)
-            epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
             stale = StaleEpoch(
-                f"group {group!r} has other ranks by now: this call of {name} belongs to {epoch}, the group is in "
-                f"epoch {current}; make the call again",
+                f"group {group!r} has other ranks by now: this call of {name} belongs to epoch {call.epoch}, the group "
+                f"is in epoch {current}; make the call again",
                 group=group,
                 epoch=call.epoch,
                 current=current,
