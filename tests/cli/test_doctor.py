@@ -67,7 +67,7 @@ MASKS = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"}
         ({"python": "3.9.1"}, "versions", "python 3.9.1 is too old", "3.10"),
         ({"versions": {"torch": "2.13.0"}}, "versions", "ray is not installed", "pip install"),
         ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.57"),
-        ({"versions": {"ray": "2.60.0", "torch": "2.6.0+cpu"}}, "versions", "without CUDA", "pytorch.org"),
+        ({"versions": {"ray": "2.60.0", "torch": "2.13.0+cpu"}}, "versions", "without CUDA", "pytorch.org"),
         ({"cluster": OLD_CLUSTER}, "versions", "started with ray 2.55.0", "every node"),
         ({"cluster": cluster(cpus=128)}, "cores", "128 CPUs", "--num-cpus=64"),
         ({"environment": {"OMP_NUM_THREADS": "128"}}, "cores", "OMP_NUM_THREADS=128", "unset"),

@@ -31,7 +31,7 @@ from phalanx.errors import PlacementError
 
 _FINDINGS = 1
 _GIB = 2**30
-_OLDEST = {"python": "3.10", "ray": "2.57", "torch": "2.6"}
+_OLDEST = {"python": "3.10", "ray": "2.57", "torch": "2.8"}
 _PACKAGES = ("phalanx", "ray", "torch", "numpy", "verl")
 _LIMITS = ("nofile", "nproc", "memlock", "core")
 #: Minimum soft limits, with the flag of ``ulimit`` and the reason.
