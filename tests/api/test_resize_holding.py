@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,10 @@ class Loop(px.Worker):
         for number in range(to):
             yield number
 
+    @px.register
+    async def wait(self) -> None:
+        await asyncio.sleep(3600)
+
 
 @pytest.mark.parametrize(("kind", "concurrency"), [(Teller, None), (Loop, 8)])
 def test_an_unread_stream_of_a_leaving_rank_is_read_to_its_end(
@@ -53,6 +59,20 @@ def test_an_unread_stream_of_a_leaving_rank_is_read_to_its_end(
 
         assert [first, *items] == list(range(100))
     assert len(group) == 1
+
+
+@pytest.mark.slow
+def test_a_leaving_rank_stays_for_a_call_that_has_not_arrived(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with px.ResourcePool([2]) as pool:
+        group = px.WorkerGroup(pool, Loop, max_concurrency=8)
+        waiting = group.wait.submit()
+        # As if the call had not arrived.
+        monkeypatch.setattr(type(pool.backend_api), "inspect", lambda *_: [SimpleNamespace(running=())])
+        with pytest.raises(px.CallTimeout, match=r"ranks \[1\] are still running calls"):
+            px.resize(group, 1, timeout=0.5)
+        waiting.cancel()
 
 
 def test_a_stream_over_all_ranks_is_complete_after_a_rank_left(two: px.ResourcePool) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.accounts import Account, PeakWatch
+from bench.accounts import PeakWatch
 from bench.stats import Case, Goal, Sample, judge, rows_of, summarise
 from bench.table import (
-    account_cells,
-    account_headings,
     cells,
     duration,
     headings,
@@ -47,12 +45,6 @@ def test_a_goal_is_judged_on_medians_and_has_a_readable_text(
     assert Goal("floor", 2.0).words() == "<= 2x floor"
 
 
-def test_rows_keep_the_order_of_measurement() -> None:
-    later = Case("broadcast", 2, 1)
-    rows = rows_of([Sample(BROADCAST, "phalanx", 1.0), Sample(later, "phalanx", 1.0)], {})
-    assert [row.case for row in rows] == [BROADCAST, later]
-
-
 @pytest.mark.parametrize(("seconds", "words"), [(2.5, "2.5 s"), (0.00412, "4.12 ms"), (0.0000421, "42.1 us")])
 def test_a_duration_has_a_fitting_unit_that_its_spread_shares(seconds: float, words: str) -> None:
     assert duration(seconds) == words
@@ -82,19 +74,6 @@ def test_page_has_a_table_for_each_scenario_with_its_measured_contenders() -> No
         "| empty call | phalanx |",
         "| 8 ranks | 4 ms |",
     ]
-
-
-def test_account_has_one_cell_per_heading() -> None:
-    account = Account("verl", "chain", 256 << 20, 1 << 20, 2 << 20, None, 3 << 20, 4096)
-    assert dict(zip(account_headings(), account_cells(account), strict=True)) == {
-        "case": "chain",
-        "contender": "verl",
-        "driver MB": "1.0",
-        "workers MB": "2.0",
-        "store peak MB": "3.0",
-        "store made MB": "-",
-        "driver read bytes": "4,096",
-    }
 
 
 def test_peak_is_the_highest_sum_above_idle() -> None:

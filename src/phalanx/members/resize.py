@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.call_state import Results, seconds_until
-from phalanx.calls.in_flight import streams_on
+from phalanx.calls.in_flight import calls_of, streams_on
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
 from phalanx.group.epoch import Epoch, Snapshot
@@ -155,10 +155,11 @@ def _late(core: Group, tail: range, asked: Results, timeout: float | None) -> li
         for stream in streams:
             stream.run_to_end()  # its reader may be the caller that waits here
         late = asked.pending(_LOOKS_EVERY_S if streams else seconds_until(limit, backend))
-        # An asynchronous rank responds during its earlier calls, any other rank after them.
+        # An asynchronous rank responds during its earlier calls, even before one arrives, any other rank after them.
         if not late and core.handle.asynchronous and not backend.immediate:
+            unfinished = {call.plan.ranks[place] for call in calls_of(core) for place in call.arrivals.pending()}
             statuses = backend.inspect(core.endpoints[tail.start :], False)
-            late = [position for position, status in enumerate(statuses) if status.running]
+            late = [place for place, status in enumerate(statuses) if status.running or tail[place] in unfinished]
         if not late or (limit is not None and backend.now() >= limit):
-            return [tail[position] for position in late]
+            return [tail[place] for place in late]
         time.sleep(_LOOKS_EVERY_S)
