@@ -105,11 +105,11 @@ def test_peers_of_a_dp_coordinate_share_a_shard_of_a_future_which_has_its_paddin
     call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
     pieces = [args[0] for _, args, _ in by_rank(call)]
     assert pieces[0] is pieces[1]
-    assert (pieces[2].piece.index, pieces[2].piece.count) == (1, 2)
+    assert (pieces[2].shard.index, pieces[2].shard.count) == (1, 2)
 
     padded = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
     call = plan(padded, TWO, (FakeFuture(None), torch.arange(5)), {})  # another argument has rows
-    assert next(call.arguments())[0][0].piece.pad_to_multiple == 4
+    assert next(call.arguments())[0][0].shard.pad_to_multiple == 4
     assert call.gather.trim == [(4, 3), (4, 2)]
 
 

@@ -12,9 +12,9 @@ from phalanx.backends.backend_types import Ref, ResultHandle
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import is_busy
-from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
+from phalanx.calls.values import Readonly, StoredParts, StoredValue, shard_between
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.dispatch.split import FuturePiece, Piece, padded_size, piece_of
+from phalanx.dispatch.split import FutureShard, Shard, padded_size, shard_of
 from phalanx.group.group import Group
 from phalanx.session.session import session
 from phalanx.wire.codec import Encoded, encode, large_leaves
@@ -71,7 +71,7 @@ class Arguments:
         self._separate = separate
         externalize: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
-            FuturePiece: self._piece,
+            FutureShard: self._shard,
             StoredValue: self._stored,
             Readonly: lambda marked: self._put(marked.value, readonly=True),
         }
@@ -111,46 +111,46 @@ class Arguments:
             return self._put(stored.get())
         return StoredPlaceholder(self._add(stored.ref))
 
-    def _parts(self, value: StoredParts, piece: Piece | None = None) -> JoinedPlaceholder | StoredPlaceholder:
+    def _parts(self, value: StoredParts, shard: Shard | None = None) -> JoinedPlaceholder | StoredPlaceholder:
         """Return the placeholder of a value in parts, or of a shard of it."""
         if value.backend != self._backend.name:
             whole = value.result()
-            return self._put(whole if piece is None else piece_of(whole, piece))
-        parts = value.parts if piece is None else piece_between(value, piece)
+            return self._put(whole if shard is None else shard_of(whole, shard))
+        parts = value.parts if shard is None else shard_between(value, shard)
         placed = (
             (source if isinstance(source, bytes) else self._add(source), start, stop, whole)
             for source, start, stop, whole in parts
         )
-        padding = None if piece is None else piece.pad_to_multiple
+        padding = None if shard is None else shard.pad_to_multiple
         return JoinedPlaceholder(tuple(placed), value.joined, padding)
 
-    def _piece(self, given: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
+    def _shard(self, given: FutureShard) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
         if isinstance(given.future, StoredParts):
-            return self._parts(given.future, given.piece)
-        return self._future(given.future, given.piece)
+            return self._parts(given.future, given.shard)
+        return self._future(given.future, given.shard)
 
-    def _future(self, future: CallFuture, piece: Piece | None = None) -> ResultOf | StoredPlaceholder:
+    def _future(self, future: CallFuture, shard: Shard | None = None) -> ResultOf | StoredPlaceholder:
         """Return the placeholder of a future's result, or of a shard of it."""
         if self._call is not None:
             self._call.listener.passed(self._call, future.call)
         gather, parts = future.call.plan.gather, future.parts(self._backend)
-        if piece is None:
+        if shard is None:
             return self._put(future.result()) if parts is None else ResultOf(self._add_values(parts), gather)
         if parts is not None and gather.collect == "list":
-            return self._elements(parts, gather, piece)
+            return self._elements(parts, gather, shard)
         if parts is not None and gather.collect == "first":
             part = [parts[gather.take[0]]]
-            return ResultOf(self._add_values(part), replace(gather, take=(0,)), piece)
+            return ResultOf(self._add_values(part), replace(gather, take=(0,)), shard)
         taken = [] if parts is None or gather.collect != "join" else [parts[place] for place in gather.take]
         infos = [part.info for part in taken if part.info is not None]
         if not taken or len(infos) < len(taken):
-            return self._put(piece_of(future.result(), piece))
-        return ResultOf(self._add_values(taken), gather, piece, tuple(map(self._add, infos)))
+            return self._put(shard_of(future.result(), shard))
+        return ResultOf(self._add_values(taken), gather, shard, tuple(map(self._add, infos)))
 
-    def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, piece: Piece) -> ResultOf:
+    def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, shard: Shard) -> ResultOf:
         """Return the placeholder of a shard of a list by rank, whose rows are the outputs."""
-        start, stop = piece.bounds(len(gather.take))
-        chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
+        start, stop = shard.bounds(len(gather.take))
+        chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, shard.pad_to_multiple))]
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
         return ResultOf(self._add_values(taken), GatherPlan("list", range(len(taken)), trim))
@@ -203,7 +203,7 @@ def _messages_each(
         yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
-_SEPARATE = (CallFuture, FuturePiece, StoredValue, Readonly)
+_SEPARATE = (CallFuture, FutureShard, StoredValue, Readonly)
 
 
 def _admit(core: Group, separate: Separate) -> None:

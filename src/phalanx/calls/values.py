@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.collect.join import rows_between
-from phalanx.dispatch.split import Piece
+from phalanx.dispatch.split import Shard
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.session.session import session
@@ -213,13 +213,13 @@ class StoredParts(ABC):
         """Fetch the value and return it."""
 
 
-def piece_between(value: StoredParts, piece: Piece) -> list[StoredPart]:
-    """Return the parts of a piece of a value.
+def shard_between(value: StoredParts, shard: Shard) -> list[StoredPart]:
+    """Return the parts of a shard of a value.
 
     Raises:
         DispatchError: if its number of rows differs from the number of rows of the other arguments.
     """
-    start, stop = piece.bounds(value.__phalanx_rows__, "a batch of a channel")
+    start, stop = shard.bounds(value.__phalanx_rows__, "a batch of a channel")
     parts = value.parts
     if not value.joined:
         return list(parts[start:stop])

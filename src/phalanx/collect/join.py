@@ -1,8 +1,8 @@
-"""Join the outputs of the ranks to the result of a call, by its ``GatherPlan``; and find a rank's share of a result.
+"""Join the outputs of the ranks to the result of a call, by its ``GatherPlan``; and find the rows of a shard.
 
-A share has the rows that a rank would get of the joined result, without padding and in the caller's order, while the
+A shard has the rows that a rank would get of the joined result, without padding and in the caller's order, while the
 outputs are stored on other ranks. A result without rows, or with settings that differ, is refused. Keys, dtypes and row
-shapes are compared only between the outputs that contain rows of the share.
+shapes are compared only between the outputs that contain rows of the shard.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_piece
+from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_shard
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.pytree import Leaf, Node, described, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
-from phalanx.dispatch.split import Piece, map_rows, row_ops
+from phalanx.dispatch.split import Shard, map_rows, row_ops
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError
 from phalanx.wire.messages import PartInfo
@@ -119,7 +119,7 @@ class _Join:
         ops = all_ops[0]
         if any(other is not ops for other in all_ops):
             raise self._differ(values, path)
-        return _owned(one_or_by_piece(values)) if ops is None else self._rows(ops, values, path)
+        return _owned(one_or_by_shard(values)) if ops is None else self._rows(ops, values, path)
 
     def _children(self, first: Node, nodes: list[Node], path: str) -> Value:
         children = [dict(zip(node.keys, node.values, strict=True)) for node in nodes]
@@ -194,19 +194,19 @@ def _owned(value: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class Share:
+class RowShard:
     """Selection of rows of stored outputs.
 
     ``rows`` are pairs of the index of an output and its selected rows. There is at least a pair, possibly without rows.
-    ``order`` has, for each row of the share, its index in the selected rows; None if they are in order.
+    ``order`` has, for each row of the shard, its index in the selected rows; None if they are in order.
     """
 
     rows: Sequence[tuple[int, Sequence[int]]]
     order: Sequence[int] | None = None
 
 
-def share_of(gather: GatherPlan, infos: Sequence[PartInfo], piece: Piece) -> Share:
-    """Return the rows of a piece of the result that ``gather`` joins.
+def row_shard(gather: GatherPlan, infos: Sequence[PartInfo], shard: Shard) -> RowShard:
+    """Return the rows of a shard of the result that ``gather`` joins.
 
     ``infos`` describe the joined outputs, in order.
 
@@ -218,13 +218,13 @@ def share_of(gather: GatherPlan, infos: Sequence[PartInfo], piece: Piece) -> Sha
         counts = [
             real if rows == given else rows for rows, (given, real) in zip(counts, gather.trim, strict=True)
         ]
-    start, stop = piece.bounds(sum(counts))
+    start, stop = shard.bounds(sum(counts))
     if start == stop:  # empty: from an output with rows, if any, which has the dtype and row shape
-        return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
+        return RowShard([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
     places = places_of(gather, counts)
     if places is not None:
         return _picked(counts, places[start:stop])
-    return Share(list(rows_between(counts, start, stop)))
+    return RowShard(list(rows_between(counts, start, stop)))
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
@@ -253,15 +253,15 @@ def rows_between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple
             yield index, rows
 
 
-def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
-    """Return the share with the ``wanted`` rows of the joined outputs, in any order."""
+def _picked(counts: Sequence[int], wanted: Sequence[int]) -> RowShard:
+    """Return the shard with the ``wanted`` rows of the joined outputs, in any order."""
     begins = list(accumulate(counts, initial=0))
     rows: dict[int, list[int]] = {}
     for row in sorted(wanted):
         index = bisect_right(begins, row) - 1
         rows.setdefault(index, []).append(row - begins[index])
     place = {row: place for place, row in enumerate(sorted(wanted))}
-    return Share(list(rows.items()), [place[row] for row in wanted])
+    return RowShard(list(rows.items()), [place[row] for row in wanted])
 
 
 def _rows_of(info: PartInfo, place: int) -> int:

@@ -14,7 +14,7 @@ from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, Same
 from phalanx.dispatch.pytree import node_of
 from phalanx.dispatch.shardable import Replicate
-from phalanx.dispatch.split import FuturePiece
+from phalanx.dispatch.split import FutureShard
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
@@ -178,18 +178,18 @@ def _streams(plan: CallPlan) -> str:
 
 def _ranks(core: Group, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
     """Describe each rank, with its rows if rows are split and the plan has their number."""
-    gather, pieces, rows_by_piece = plan.gather, plan.pieces or (), dict[int, int]()
+    gather, shards, rows_by_shard = plan.gather, plan.shards or (), dict[int, int]()
     if plan.rows is not None:
-        rows_by_piece = dict(zip(pieces, plan.rows, strict=True))
-    starts = [0, *accumulate(rows_by_piece[piece] for piece in range(len(rows_by_piece)))]
+        rows_by_shard = dict(zip(shards, plan.rows, strict=True))
+    starts = [0, *accumulate(rows_by_shard[shard] for shard in range(len(rows_by_shard)))]
     trims = zip(gather.take, gather.trim or (), strict=False)
-    padded = {pieces[position]: given for position, (given, _) in trims} if pieces else {}
+    padded = {shards[position]: given for position, (given, _) in trims} if shards else {}
     for position, rank in enumerate(plan.ranks):
         rows: dict[str, Any] = {}
-        if rows_by_piece:
-            piece = pieces[position]
-            start, stop = starts[piece : piece + 2]
-            rows = {"rows": rows_by_piece[piece], "given_rows": padded.get(piece, rows_by_piece[piece])}
+        if rows_by_shard:
+            shard = shards[position]
+            start, stop = starts[shard : shard + 2]
+            rows = {"rows": rows_by_shard[shard], "given_rows": padded.get(shard, rows_by_shard[shard])}
             order = gather.order
             rows |= {"start": start, "stop": stop} if order is None else {"order": tuple(order[start:stop])}
         host = core.endpoints[rank].facts.slot.host
@@ -235,10 +235,10 @@ def described(value: Value) -> str:
 def _given(spec: MethodSpec, plan: CallPlan, argument: Argument) -> str:
     if isinstance(argument, Same):
         return "the same to all" if len(plan.ranks) > 1 else "as it is"
-    if spec.mode.kind == "custom" or plan.pieces is None:
+    if spec.mode.kind == "custom" or plan.shards is None:
         return "one element each"
     kind = "rows split" if plan.gather.rows is not None or plan.gather.collect == "join" else "elements dealt"
-    return f"{kind} into {len(set(plan.pieces))} shards"
+    return f"{kind} into {len(set(plan.shards))} shards"
 
 
 def _travels(core: Group, value: Value) -> str:
@@ -254,12 +254,12 @@ def _travels(core: Group, value: Value) -> str:
 
 
 def _futures(value: Value) -> Iterator[CallFuture[Any]]:
-    """Yield the futures in a value, including futures of which only a piece is in the value.
+    """Yield the futures in a value, including futures of which only a shard is in the value.
 
     Tuples, dicts and dataclasses are searched, as in planning.
     """
-    if isinstance(value, CallFuture | FuturePiece):
-        yield value.future if isinstance(value, FuturePiece) else value
+    if isinstance(value, CallFuture | FutureShard):
+        yield value.future if isinstance(value, FutureShard) else value
         return
     node = None if isinstance(value, StoredValue | Readonly) else node_of(value)
     for child in () if node is None else node.values:

@@ -1,7 +1,7 @@
-"""Leaves without rows: the settings of a batch, and values that differ between pieces or cannot be compared.
+"""Leaves without rows: the settings of a batch, and values that differ between shards or cannot be compared.
 
 A batch passes from role to role with its settings: every rank gets an unchanged number, string or path, and the result
-has the value once if it is equal in all pieces. Only plain values can be compared by their contents in any process.
+has the value once if it is equal in all shards. Only plain values can be compared by their contents in any process.
 Other values, and plain values that differ, are returned as a :class:`PerShard`.
 """
 
@@ -31,12 +31,12 @@ Key = tuple[Any, ...]
 #: Path and digest of each leaf without rows; the digest is empty if the leaf is not a plain value.
 Settings = tuple[tuple[str, bytes], ...]
 
-#: Digest of values that are refused if rows are split, even if there is a single piece.
+#: Digest of values that are refused if rows are split, even if there is a single shard.
 UNCLEAR = b"-"
 
 
 class PerShard(Sequence[T_co]):
-    """Values of a leaf of a result that has no rows and is not equal in all pieces: a value per piece, in order.
+    """Values of a leaf of a result that has no rows and is not equal in all shards: a value per shard, in order.
 
     For example, a method with ``ROWS`` or a mesh returned a different number from each rank. A PerShard is a sequence,
     but never rows: a method that splits rows refuses it in a batch, since the intended value is unknown.
@@ -65,7 +65,7 @@ class PerShard(Sequence[T_co]):
         return f"PerShard({list(self._values)!r})"
 
 
-def one_or_by_piece(values: Sequence[Any]) -> Any:
+def one_or_by_shard(values: Sequence[Any]) -> Any:
     """Return the first value if all values are equal plain values or it is the only value; else a PerShard."""
     if len(values) == 1:
         return values[0]
@@ -85,16 +85,16 @@ def digest(value: object) -> bytes:
     return b"" if key is None else hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
 
 
-def differing(pieces: Sequence[Settings]) -> list[str]:
-    """Return the paths of leaves that are joined as a PerShard or are unclear, in the order of the first piece."""
-    known = [dict(piece) for piece in pieces]
-    paths = dict.fromkeys(path for piece in known for path in piece)
-    return [path for path in paths if not _agree([piece.get(path) for piece in known])]
+def differing(shards: Sequence[Settings]) -> list[str]:
+    """Return the paths of leaves that are joined as a PerShard or are unclear, in the order of the first shard."""
+    known = [dict(shard) for shard in shards]
+    paths = dict.fromkeys(path for shard in known for path in shard)
+    return [path for path in paths if not _agree([shard.get(path) for shard in known])]
 
 
 def _agree(digests: Sequence[bytes | None]) -> bool:
     first = digests[0]
-    plain = bool(first) or len(digests) == 1  # the value of a single piece need not be plain
+    plain = bool(first) or len(digests) == 1  # the value of a single shard need not be plain
     return first != UNCLEAR and plain and all(each == first for each in digests)
 
 

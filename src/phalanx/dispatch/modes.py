@@ -113,23 +113,23 @@ def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Recipients:
-    """Assignment of ``count`` pieces to ranks: the rank at position ``p`` of the call's ranks gets piece ``of[p]``.
+    """Assignment of ``count`` shards to ranks: the rank at position ``p`` of the call's ranks gets shard ``of[p]``.
 
-    If ``of`` is a range, position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are collected, in
-    the order of the pieces.
+    If ``of`` is a range, position ``p`` gets shard ``p``. ``take`` are the positions whose outputs are collected, in
+    the order of the shards.
     """
 
     count: int
     of: Sequence[int]
     take: Sequence[int]
 
-    def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
-        """Return a list by position, given a list by piece. Peers share the same object."""
-        return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
+    def spread(self, by_shard: Sequence[Any]) -> Sequence[Any]:
+        """Return a list by position, given a list by shard. Peers share the same object."""
+        return by_shard if isinstance(self.of, range) else [by_shard[i] for i in self.of]
 
 
 def _recipients(call: CallInput) -> Recipients:
-    """Return the recipients of the pieces: the called ranks, or the dp coordinates of the mode's mesh."""
+    """Return the recipients of the shards: the called ranks, or the dp coordinates of the mode's mesh."""
     return _each_rank(len(call.ranks)) if call.mode.mesh is None else _over_mesh(call)
 
 
@@ -145,9 +145,9 @@ def _over_mesh(call: CallInput) -> Recipients:
         groups, collectors = [groups[i] for i in chosen], [collectors[i] for i in chosen]
     position = {rank: place for place, rank in enumerate(call.ranks)}
     of = [0] * len(call.ranks)
-    for piece, ranks in enumerate(groups):
+    for shard, ranks in enumerate(groups):
         for rank in ranks:
-            of[position[rank]] = piece
+            of[position[rank]] = shard
     return Recipients(len(groups), of, [position[rank] for rank in collectors])
 
 
@@ -201,8 +201,8 @@ def _planned(
     Args:
         given: the arguments by rank, in the order of ``call.arguments()``.
         collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
-        cut: the rows of each piece; None: the number of rows is unknown, or there are none.
-        split: True if the recipients get separate pieces.
+        cut: the rows of each shard; None: the number of rows is unknown, or there are none.
+        split: True if the recipients get separate shards.
         shared: as in ``CallPlan``.
     """
     own = call.mode.collect
@@ -309,7 +309,7 @@ class _Parts:
     """Arguments of a call, each flattened into leaves and the function that builds it.
 
     ``rows`` is the number of rows without those of futures, ``expected`` this number or, if it is None, the number that
-    a future knows. ``shared`` are leaves without rows, which all pieces contain.
+    a future knows. ``shared`` are leaves without rows, which all shards contain.
     """
 
     leaves: Sequence[tuple[Any, list[Leaf], Builder]]
@@ -336,7 +336,7 @@ class _Parts:
         return cls(leaves, rows, expected, bool(futures), tuple(shared.values()))
 
     def given(self, recipients: Recipients, cut: Cut) -> list[Same | Each]:
-        """Return the value of each argument for all ranks, or its pieces."""
+        """Return the value of each argument for all ranks, or its shards."""
         return [
             Each(recipients.spread(split_leaves(leaves, build, cut, self.expected)))
             if any(map(_differs, leaves))
@@ -353,7 +353,7 @@ def _flattened(call: CallInput, name: str, value: Any) -> Flat:
 
 
 def _differs(leaf: Leaf) -> bool:
-    """Return whether the leaf has rows or is a future, so that its pieces differ."""
+    """Return whether the leaf has rows or is a future, so that its shards differ."""
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 

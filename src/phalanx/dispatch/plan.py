@@ -70,8 +70,8 @@ class GatherPlan:
 class CallPlan:
     """All decisions about a call before any message is sent.
 
-    If rows or elements are split, ``rows`` has the number of real rows and ``pieces`` the index of the piece by
-    position. ``shared`` are objects that several pieces contain, to be encoded once.
+    If rows or elements are split, ``rows`` has the number of real rows and ``shards`` the index of the shard by
+    position. ``shared`` are objects that several shards contain, to be encoded once.
     """
 
     ranks: Sequence[int]
@@ -80,7 +80,7 @@ class CallPlan:
     gather: GatherPlan
     rows: Sequence[int] | None = None
     shared: tuple[Any, ...] = ()
-    pieces: Sequence[int] | None = None
+    shards: Sequence[int] | None = None
 
     def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yield the positional and the keyword arguments of each position, in order."""
@@ -100,7 +100,7 @@ class CallPlan:
         """Return the plan without the caller's arguments, so that a sent call does not keep them alive."""
         if not self.args and not self.kwargs:
             return self
-        return CallPlan(self.ranks, (), {}, self.gather, self.rows, pieces=self.pieces)
+        return CallPlan(self.ranks, (), {}, self.gather, self.rows, shards=self.shards)
 
     @cached_property
     def _taken(self) -> frozenset[int]:

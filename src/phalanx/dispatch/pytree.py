@@ -243,7 +243,7 @@ def _new(kind: Any, source: Any) -> Any:
 
 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
-    # Without __init__, which may reject the pieces.
+    # Without __init__, which may reject the shards.
     fields = dict(zip(names, values, strict=True))
     if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
         renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})

@@ -45,7 +45,7 @@ class RowOps:
         return self.concat([self.slice(value, i, i + 1) for i in indices] or [self.slice(value, 0, 0)])
 
     def split(self, value: Any, sizes: Sequence[int]) -> list[Any]:
-        """Return consecutive pieces with ``sizes`` rows."""
+        """Return consecutive shards with ``sizes`` rows."""
         if self.quick_split is not None:
             return self.quick_split(value, sizes)
         stops = accumulate(sizes)
@@ -67,9 +67,9 @@ def copy_state(source: object, made: object) -> None:
             object.__setattr__(made, name, getattr(source, name))
 
 
-def _like(piece: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    # A piece is a new autograd leaf: it keeps the flag, but not the graph, which cannot leave this process.
-    return piece.requires_grad_() if source.requires_grad else piece
+def _like(shard: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    # A shard is a new autograd leaf: it keeps the flag, but not the graph, which cannot leave this process.
+    return shard.requires_grad_() if source.requires_grad else shard
 
 
 def _tensor_count(tensor: torch.Tensor) -> int | None:
@@ -97,8 +97,8 @@ def _tensor_split(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tens
     if tensor.is_nested or tensor.layout is not torch.strided:
         stops = accumulate(sizes)
         return [_tensor_slice(tensor, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-    # A single call for all pieces: for a thousand views, a few milliseconds faster than slices.
-    return [_like(piece, tensor) for piece in tensor.detach().split_with_sizes(list(sizes))]
+    # A single call for all shards: for a thousand views, a few milliseconds faster than slices.
+    return [_like(shard, tensor) for shard in tensor.detach().split_with_sizes(list(sizes))]
 
 
 def _tensor_concat(tensors: list[torch.Tensor]) -> torch.Tensor:

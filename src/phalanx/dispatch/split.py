@@ -1,8 +1,8 @@
-"""Split rows into pieces: sizes, padding, and the pieces of a value.
+"""Split rows into shards: sizes, padding, and the shards of a value.
 
 Terms: a *leaf* is a value that is not a structure (``pytree``). It has rows (``shardable``) or is a setting
-(``batch_metadata``). A *piece* is the shard of a value for a rank, or for all ranks of a dp coordinate; a *cut* defines
-the rows of each piece. An *output* is the return value of a rank; the collected outputs are the pieces of the result
+(``batch_metadata``). A *shard* is the part of a value for a rank, or for all ranks of a dp coordinate; a *cut* defines
+the rows of each shard. An *output* is the return value of a rank; the collected outputs are the shards of the result
 (``collect``).
 """
 
@@ -24,7 +24,7 @@ _SHOWN = 12
 
 
 def even_sizes(rows: int, parts: int) -> list[int]:
-    """Return the row counts of ``parts`` consecutive pieces, which differ by at most 1, larger counts first."""
+    """Return the row counts of ``parts`` consecutive shards, which differ by at most 1, larger counts first."""
     size, larger = divmod(rows, parts)
     return [size + 1] * larger + [size] * (parts - larger)
 
@@ -36,10 +36,10 @@ def padded_size(rows: int, multiple: int | None) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """The rows of each piece.
+    """The rows of each shard.
 
-    ``sizes`` are the numbers of real rows by piece; ``indices`` the rows of each piece, None if they are consecutive.
-    Each piece is padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from the first on. A piece
+    ``sizes`` are the numbers of real rows by shard; ``indices`` the rows of each shard, None if they are consecutive.
+    Each shard is padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from the first on. A shard
     without rows stays empty.
     """
 
@@ -49,24 +49,24 @@ class Cut:
 
     @property
     def given(self) -> list[int]:
-        """Number of rows by piece, including padding."""
+        """Number of rows by shard, including padding."""
         return [padded_size(size, self.pad_to_multiple) for size in self.sizes]
 
     @property
     def order(self) -> list[int] | None:
-        """Index of the caller's row for each row of the joined pieces; None if the order is unchanged."""
+        """Index of the caller's row for each row of the joined shards; None if the order is unchanged."""
         return None if self.indices is None else list(chain.from_iterable(self.indices))
 
-    def pieces(self, value: Any, ops: RowOps) -> list[Any]:
-        """Return the pieces of a leaf: views if the type supports them, unless rows are reordered or padded."""
+    def shards(self, value: Any, ops: RowOps) -> list[Any]:
+        """Return the shards of a leaf: views if the type supports them, unless rows are reordered or padded."""
         if self.indices is None:
-            pieces = ops.split(value, self.sizes)
+            shards = ops.split(value, self.sizes)
         else:
-            pieces = [ops.take(value, rows) for rows in self.indices]
+            shards = [ops.take(value, rows) for rows in self.indices]
         if self.pad_to_multiple is None:
-            return pieces
+            return shards
         return [
-            _padded(piece, ops, *sizes) for piece, *sizes in zip(pieces, self.sizes, self.given, strict=True)
+            _padded(shard, ops, *sizes) for shard, *sizes in zip(shards, self.sizes, self.given, strict=True)
         ]
 
 
@@ -83,8 +83,8 @@ def pad_rows(value: Any, multiple: int | None) -> Any:
     return map_rows(value, lambda ops, leaf: _padded(leaf, ops, rows, wanted))
 
 
-def _padded(piece: Any, ops: RowOps, rows: int, wanted: int) -> Any:
-    return piece if rows == wanted else ops.take(piece, [i % rows for i in range(wanted)])
+def _padded(shard: Any, ops: RowOps, rows: int, wanted: int) -> Any:
+    return shard if rows == wanted else ops.take(shard, [i % rows for i in range(wanted)])
 
 
 def row_ops(leaf: Leaf) -> RowOps | None:
@@ -157,10 +157,10 @@ def settings_of(leaves: Iterable[Leaf]) -> Settings:
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
-    """Split ``value`` into ``parts`` pieces along its rows, in order. Structures are split leaf by leaf.
+    """Split ``value`` into ``parts`` shards along its rows, in order. Structures are split leaf by leaf.
 
-    The numbers of rows differ by at most 1, larger pieces first, and may be 0. Leaves without rows, and values in
-    ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
+    The numbers of rows differ by at most 1, larger shards first, and may be 0. Leaves without rows, and values in
+    ``px.replicate``, are in every shard. Shards of tensors and arrays are views.
 
     Raises:
         DispatchError: if leaves have different numbers of rows; if a leaf is a future, a ``px.data.PerShard`` or a
@@ -184,8 +184,8 @@ def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Piece ``index`` of ``count`` even pieces of rows, padded up to a multiple of ``pad_to_multiple``.
+class Shard:
+    """Shard ``index`` of ``count`` even shards of rows, padded up to a multiple of ``pad_to_multiple``.
 
     ``expected_rows`` is the number of rows of the other arguments; None: they have no rows.
     """
@@ -196,7 +196,7 @@ class Piece:
     expected_rows: int | None = None
 
     def bounds(self, rows: int, what: str = "a future") -> tuple[int, int]:
-        """Return the first row of the piece, and the row after its last, of the ``rows`` rows of ``what``.
+        """Return the first row of the shard, and the row after its last, of the ``rows`` rows of ``what``.
 
         Raises:
             DispatchError: if ``rows`` differs from the number of rows of the other arguments.
@@ -208,15 +208,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class FuturePiece:
-    """A piece of a future's result. The rank that gets it fetches only the stored parts that overlap the piece."""
+class FutureShard:
+    """A shard of a future's result. The rank that gets it fetches only the stored parts that overlap the shard."""
 
     future: Any
-    piece: Piece
+    shard: Shard
 
 
-def piece_of(value: Any, piece: Piece) -> Any:
-    """Return a piece of a fetched result; without rows, the result itself.
+def shard_of(value: Any, shard: Shard) -> Any:
+    """Return a shard of a fetched result; without rows, the result itself.
 
     Raises:
         DispatchError: if the result has another number of rows than the other arguments, or cannot be split.
@@ -227,7 +227,7 @@ def piece_of(value: Any, piece: Piece) -> Any:
     rows = rows_of(leaves, where)
     if rows is None:
         return value
-    return pad_rows(slice_rows(value, *piece.bounds(rows)), piece.pad_to_multiple)
+    return pad_rows(slice_rows(value, *shard.bounds(rows)), shard.pad_to_multiple)
 
 
 def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
@@ -251,7 +251,7 @@ def take_rows(value: Any, indices: Sequence[int]) -> Any:
 def split_leaves(
     leaves: Sequence[Leaf], build: Builder, cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:
-    """Return the pieces of a flattened value, with a ``FuturePiece`` in place of each future."""
+    """Return the shards of a flattened value, with a ``FutureShard`` in place of each future."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
     return build.every(columns, len(cut.sizes)) if isinstance(build, Build) else columns[0]
 
@@ -260,14 +260,14 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
     parts = len(cut.sizes)
     if is_future(leaf.value):
         return [
-            FuturePiece(leaf.value, Piece(index, parts, cut.pad_to_multiple, expected_rows))
+            FutureShard(leaf.value, Shard(index, parts, cut.pad_to_multiple, expected_rows))
             for index in range(parts)
         ]
     ops = row_ops(leaf)
     if ops is None:
         return [unwrap(leaf.value)] * parts
     try:
-        return cut.pieces(leaf.value, ops)
+        return cut.shards(leaf.value, ops)
     except PhalanxError:
         raise
     except Exception as error:  # for example a tensor layout that cannot be sliced

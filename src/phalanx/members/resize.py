@@ -157,9 +157,13 @@ def _late(core: Group, tail: range, asked: Results, timeout: float | None) -> li
         late = asked.pending(_LOOKS_EVERY_S if streams else seconds_until(limit, backend))
         # An asynchronous rank responds during its earlier calls, even before one arrives, any other rank after them.
         if not late and core.handle.asynchronous and not backend.immediate:
-            unfinished = {call.plan.ranks[place] for call in calls_of(core) for place in call.arrivals.pending()}
+            unfinished = {
+                call.plan.ranks[place] for call in calls_of(core) for place in call.arrivals.pending()
+            }
             statuses = backend.inspect(core.endpoints[tail.start :], False)
-            late = [place for place, status in enumerate(statuses) if status.running or tail[place] in unfinished]
+            late = [
+                place for place, status in enumerate(statuses) if status.running or tail[place] in unfinished
+            ]
         if not late or (limit is not None and backend.now() >= limit):
             return [tail[place] for place in late]
         time.sleep(_LOOKS_EVERY_S)

@@ -14,7 +14,7 @@ from phalanx.errors import DeclarationError, DispatchError
 
 DP: tuple[str, ...] = ("dp",)
 PP_AS_DP: tuple[str, ...] = ("dp", "pp")
-"""Dp axes of the ``MEGATRON_PP_AS_DP`` modes: piece ``dp * pp_size + pp`` goes to (dp, pp)."""
+"""Dp axes of the ``MEGATRON_PP_AS_DP`` modes: shard ``dp * pp_size + pp`` goes to (dp, pp)."""
 
 _REST = -1
 
@@ -166,7 +166,7 @@ class Mesh:
     def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
         """Return, for each dp coordinate in order, its ranks in order of their other coordinates.
 
-        ``dp_axes`` are the axes that count as dp, slowest first. With :data:`PP_AS_DP`, piece ``dp * pp_size + pp``
+        ``dp_axes`` are the axes that count as dp, slowest first. With :data:`PP_AS_DP`, shard ``dp * pp_size + pp``
         belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. All ranks of a mesh that lacks these axes form a
         single dp coordinate.
 

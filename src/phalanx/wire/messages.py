@@ -130,14 +130,14 @@ class RefPlaceholder:
 class ResultOf:
     """Placeholder of the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` are indices of the references to the parts. ``piece`` is the rank's piece of the rows; None: the complete
+    ``parts`` are indices of the references to the parts. ``shard`` is the rank's shard of the rows; None: the complete
     result. ``infos`` are indices of the references to the :class:`PartInfo` of each part, with which a rank fetches
-    only the parts that overlap its piece.
+    only the parts that overlap its shard.
     """
 
     parts: tuple[int, ...]
     gather: Any
-    piece: Any = None
+    shard: Any = None
     infos: tuple[int, ...] = ()
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from phalanx.collect.join import gather, join_rows, only_settings, share_of
+from phalanx.collect.join import gather, join_rows, only_settings, row_shard
 from phalanx.dispatch.pytree import flatten
 from phalanx.dispatch.split import (
-    Piece,
+    Shard,
     check_rows,
     count_rows,
     pad_rows,
     padded_size,
-    piece_of,
     rows_of,
     settings_of,
+    shard_of,
     slice_rows,
     take_rows,
 )
@@ -73,7 +73,7 @@ class _Placeholders:
             case RefPlaceholder(index):
                 return self._refs[index]
             case ResultOf():
-                return self._share(token, token.piece) if token.infos else self._result(token)
+                return self._shard(token, token.shard) if token.infos else self._result(token)
             case JoinedPlaceholder():
                 return joined_parts(token.parts, token.joined, self._values, token.pad_to_multiple)
             case _:
@@ -84,14 +84,14 @@ class _Placeholders:
 
     def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or a shard of it."""
-        with _decoding_parts(copied=result.gather.collect == "join" or result.piece is not None):
+        with _decoding_parts(copied=result.gather.collect == "join" or result.shard is not None):
             outputs = self._values(result.parts)
         value = gather(result.gather, outputs)
-        if result.piece is None:
+        if result.shard is None:
             return value
-        piece = join_rows([piece_of(value, result.piece)])
-        self._check_rows(count_rows(piece))
-        return piece
+        shard = join_rows([shard_of(value, result.shard)])
+        self._check_rows(count_rows(shard))
+        return shard
 
     def _check_rows(self, rows: int | None) -> None:
         """Check that a future has as many rows for this rank as earlier futures, if it has rows."""
@@ -99,22 +99,22 @@ class _Placeholders:
             check_rows(rows, self._rows)
             self._rows = rows
 
-    def _share(self, result: ResultOf, piece: Piece) -> Any:
+    def _shard(self, result: ResultOf, shard: Shard) -> Any:
         """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
         infos: list[PartInfo] = self._values(result.infos)
         if only_settings(infos):
             return self._values([result.parts[0]])[0]
-        share = share_of(result.gather, infos, piece)
-        self._check_rows(padded_size(sum(len(rows) for _, rows in share.rows), piece.pad_to_multiple))
-        in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
+        picked = row_shard(result.gather, infos, shard)
+        self._check_rows(padded_size(sum(len(rows) for _, rows in picked.rows), shard.pad_to_multiple))
+        in_place = current_arrival().readonly and len(picked.rows) == 1 and picked.order is None
         with _decoding_parts(copied=not in_place):
-            parts = self._values([result.parts[place] for place, _ in share.rows])
-        taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
-        received.nbytes -= sum(_unread_bytes(infos[place], len(rows)) for place, rows in share.rows)
+            parts = self._values([result.parts[place] for place, _ in picked.rows])
+        taken = [_take(part, rows) for part, (_, rows) in zip(parts, picked.rows, strict=True)]
+        received.nbytes -= sum(_unread_bytes(infos[place], len(rows)) for place, rows in picked.rows)
         rows = taken[0] if in_place else join_rows(taken)
-        if share.order is not None:
-            rows = take_rows(rows, share.order)
-        return pad_rows(rows, piece.pad_to_multiple)
+        if picked.order is not None:
+            rows = take_rows(rows, picked.order)
+        return pad_rows(rows, shard.pad_to_multiple)
 
 
 def joined_parts(

@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from phalanx.compat.verl.overlay import VerlNotInstalled
-from phalanx.dispatch.split import Piece
+from phalanx.dispatch.split import Shard
 from phalanx.errors import DispatchError
 
 #: Keyword argument in which a dispatch function returns the number of rows that it added.
@@ -137,7 +137,7 @@ def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch:
         batch = earlier(batch)
     if len(batch) and not len(batch) % chunks:
         return batch.chunk(chunks)[index]  # a slice would refuse jagged tensors
-    return batch[slice(*Piece(index, chunks).bounds(len(batch)))]
+    return batch[slice(*Shard(index, chunks).bounds(len(batch)))]
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
