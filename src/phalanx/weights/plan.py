@@ -128,9 +128,9 @@ class Plan:
     @property
     def members(self) -> list[tuple[Side, int]]:
         """(side, rank) of the ranks that send or receive, in a fixed order."""
-        sources = sorted({box.source for box in self.boxes})
-        targets = sorted({target for box in self.boxes for target in box.targets})
-        return [*(("source", rank) for rank in sources), *(("target", rank) for rank in targets)]
+        members: set[tuple[Side, int]] = {("source", box.source) for box in self.boxes}
+        members |= {("target", rank) for box in self.boxes for rank in box.targets}
+        return sorted(members)
 
     def bytes_by_link(self) -> dict[tuple[int, int, Locality], int]:
         """Return the bytes from each source rank to each target rank, by locality."""

@@ -129,12 +129,11 @@ class ProcessGroupEndpoint(Endpoint):
         return [Bucket(source, 0, 0, (self.rank,), ()) for source in self.streams]
 
     def _agree(self, deadline: Deadline) -> None:
-        """Create the groups and, if only changes may be sent, report the targets' versions to the sources."""
+        """Create the groups, and report the targets' versions to the sources."""
         self._deadline = deadline
         self._create(deadline)
-        if self.packing.varies:
-            versions = [self.packing.known] * len(self._links)
-            self.packing.agree(self._exchange_numbers(self._links, versions, to_source=True))
+        versions = [self.packing.known] * len(self._links)
+        self.packing.agree(self._exchange_numbers(self._links, versions, to_source=True))
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
         self._agree(deadline)

@@ -102,13 +102,12 @@ def sync(runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *b
     ends = runtime.weights.ends.get(request.connection, {})
     source, target = (ends.get(side) if side in sides else None for side in ("source", "target"))
     try:
-        if source is not None and target is not None:
+        if source and target:
             return _sync_both(source, target, request)
-        if source is not None:
+        if source:
             return source.send(request)
-        if target is not None:
-            target.receive(request)
-            return None
+        if target:
+            return target.receive(request)
         raise WeightsTransferError(
             "this rank is not connected for this sync: an earlier sync failed, or another driver connected it; sync "
             f"again (version {request.number})"
@@ -130,6 +129,6 @@ def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest)
         except BaseException as error:
             cause = sending.exception() if sending.done() else None
             source.close()  # ends a send that waits, with another error
-            if cause is not None and isinstance(error, WeightsTransferError):
+            if cause and isinstance(error, WeightsTransferError):
                 raise cause from None  # the reason why the target lost its source
             raise

@@ -184,7 +184,7 @@ class WeightSync:
             with contextlib.suppress(IndexError):  # none is left
                 while True:
                     _close_pairs(self._dropped.popleft())
-            if self._running is not None and self._running.done():
+            if self._running and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
             request = SyncRequest("", 0, _checked_verify(verify or self._verify), self._timeout, step)
             targets = [side for side in self._targets if resynced in (None, side.core)]
@@ -335,7 +335,7 @@ class WeightSync:
     def bring(self, to: Group) -> None:
         """Sync the source's weights to all ranks of a target group that has new ranks."""
         with self._lock:
-            if self._running is not None:
+            if self._running:
                 self._running.exception()  # the loss of a rank has ended it, or will
             self._begin(resynced=to).result()
 
@@ -537,8 +537,7 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
         if isinstance(answer, DeclarationError):
             raise DeclarationError(f"{title}: {answer}")
         if isinstance(answer, Exception):
-            cause = answer if isinstance(answer, PhalanxError) else None
-            raise WeightsError(f"{title}: rank {rank} did not respond: {answer}") from cause
+            raise WeightsError(f"{title}: rank {rank} did not respond: {answer}") from answer
     return answers
 
 
