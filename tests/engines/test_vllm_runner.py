@@ -77,7 +77,7 @@ class FakeLLM:
         self.vllm_config = SimpleNamespace(
             model_config=model, scheduler_config=SimpleNamespace(max_num_seqs=4)
         )
-        self.errored = False
+        self.errored, self.engine_core = False, self
         self.calls: list[str] = []
         self.running: list[str] = []
         self.refuses = self.loses_weights = False
@@ -167,14 +167,14 @@ def test_steps_return_tokens_with_their_weight_version_and_a_load_pauses_the_eng
 
     assert tokens_of_step(runner) == [(2, 7, 3)]
     assert runner.room() == 6
-    update = ["pause_generation", "phalanx_load", "reset_prefix_cache", "version 3", "resume_generation"]
+    update = ["pause_scheduler_async", "phalanx_load", "reset_prefix_cache", "version 3", "resume_generation"]
     assert llm.calls == update
 
     llm.calls.clear()
     runner.hold()
     runner.hold()
     load(runner)  # a held engine stays held
-    assert llm.calls.count("pause_generation") == 2 and "resume_generation" not in llm.calls
+    assert llm.calls.count("pause_generation") == 1 and "resume_generation" not in llm.calls
     runner.release()
     assert llm.calls[-1] == "resume_generation"
 

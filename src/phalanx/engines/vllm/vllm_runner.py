@@ -171,7 +171,8 @@ class VllmRunner(ModelRunner):
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: Location, version: int) -> None:
-        await self.llm.pause_generation(mode="keep", clear_cache=False)
+        # pause_generation would then wait 20 ms for tokens on their way: the load takes longer
+        await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self.llm.collective_rpc("phalanx_load", args=location)
         await self._reset_cache()
         await self.llm.update_weight_version(str(version))
