@@ -22,11 +22,11 @@ PACKAGES = {
     "backends": 2130,
     "worker": 1630,
     "session pools group calls members": 4500,
-    "weights": 2775,
+    "weights": 2789,
     "channels": 2060,
     "checkpoint": 1860,
     "api debug data": 1650,
-    "parallel engines": 1815,
+    "parallel engines": 1801,
     "compat": 1890,
     "cli testing __init__ __main__": 1090,
 }

@@ -20,9 +20,9 @@ from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling, vllm_weights
 from phalanx.engines.vllm.vllm_runner import VllmRunner
 from phalanx.engines.vllm.vllm_sampling import sampling_params
-from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
+from phalanx.engines.vllm.vllm_weights import WorkerExtension
 from phalanx.errors import PhalanxError
-from phalanx.weights.shared_memory import allocate_tensors
+from phalanx.weights.shared_memory import allocate_tensors, location_of
 from tests.engines.counting import CountingEngine
 
 VOCABULARY = Vocabulary(context=8, size=100)
@@ -327,12 +327,12 @@ def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_
     memory, tensors = allocate_tensors(values)
     for name, value in values.items():
         tensors[name].copy_(value)
-    worker.phalanx_load(*location_of(tensors))
+    worker.phalanx_load(location_of(tensors))
 
     assert all(torch.equal(loaded[name], value) for name, value in values.items())
     parameters.append(("missing", None))
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        worker.phalanx_load(*location_of(tensors))
+        worker.phalanx_load(location_of(tensors))
     memory.close()
 
 

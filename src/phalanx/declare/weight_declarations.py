@@ -109,7 +109,7 @@ def accept(
             source has it.
         load: function that gets an iterable of (name, tensor) pairs of all tensors, in place of a write into ``model``.
             It must consume the iterable before it returns, and copy tensors that it keeps: the next sync writes into
-            the same memory.
+            the same memory, and the end of the connection frees it.
         share: True for roles in the same process, to use the storage of the source's parameters without a copy. The
             source then trains the same tensors that the target generates with.
         boxes, megatron: as in :func:`publish`.

@@ -12,6 +12,7 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import add
 from typing import Any, NamedTuple
 
@@ -123,6 +124,12 @@ def write_slot(tensors: Tensors, slot: BucketSlot) -> torch.Tensor:
     return cut(tensors[slot.target_name], slot.target_at, slot.sizes)
 
 
+def copy_slots(slots: Sequence[BucketSlot], read: SlotView, write: SlotView) -> None:
+    """Copy the elements of slots. The copy casts."""
+    for slot in slots:
+        write(slot).copy_(read(slot))
+
+
 class Packing:
     """Packing of complete elements. The copy into the bucket casts to the target's type."""
 
@@ -140,16 +147,12 @@ class Packing:
 
     def pack(self, memory: torch.Tensor, bucket: Bucket, read: SlotView) -> int:
         """Pack a bucket into ``memory``, of at least ``capacity`` bytes, and return the bytes used."""
-        with torch.no_grad():
-            for slot in bucket.slots:
-                _elements(memory, slot).copy_(read(slot))
+        copy_slots(bucket.slots, read, partial(_elements, memory))
         return bucket.nbytes
 
     def unpack(self, memory: torch.Tensor, slots: Sequence[BucketSlot], write: SlotView) -> None:
         """Write ``slots`` of the bucket in ``memory`` to the target."""
-        with torch.no_grad():
-            for slot in slots:
-                write(slot).copy_(_elements(memory, slot))
+        copy_slots(slots, partial(_elements, memory), write)
 
 
 def _elements(memory: torch.Tensor, slot: BucketSlot) -> torch.Tensor:
@@ -228,9 +231,8 @@ def apply_delta(changed: int, payload: memoryview | bytes, tensor: torch.Tensor)
         end = changed * _INDEX().itemsize
         now[np.frombuffer(payload[:end], _INDEX)] = np.frombuffer(payload[end:], now.dtype)
     if now.ctypes.data != tensor.data_ptr():
-        with torch.no_grad():
-            bits = torch.from_numpy(now.view(np.uint8)).view(tensor.dtype)
-            tensor.detach().copy_(bits.view(tensor.shape))
+        bits = torch.from_numpy(now.view(np.uint8)).view(tensor.dtype)
+        tensor.copy_(bits.view(tensor.shape))
 
 
 def _integers(tensor: torch.Tensor) -> Any:

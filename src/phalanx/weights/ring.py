@@ -4,11 +4,16 @@ Sockets report which segment is ready. The ring is in host memory or, for ranks 
 access each other, in device memory. It is allocated once and kept from sync to sync: the first write of a page costs
 three to four times a later write. A target serves any source that is ready, so that targets that share sources never
 wait for each other in a cycle.
+
+A target with tensors in host memory of this library, for a ``load`` function, sends their location if it is the only
+reader of its buckets. Sources then write to its tensors, without the ring. They wait until the target receives, since
+it may still load the version before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -16,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import SlotView
-from phalanx.weights.shared_memory import DeviceMemory, HostMemory, memory_on
+from phalanx.weights.buckets import Bucket, SlotView, copy_slots, write_slot
+from phalanx.weights.shared_memory import DeviceMemory, HostMemory, memory_on, open_tensors
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
 
 _CONNECT_S = 60.0
@@ -81,7 +86,7 @@ class PeerConnection:
 
 
 class RingAddress(NamedTuple):
-    """Address of a source's ring: socket, bytes of a segment, and handle of the memory."""
+    """Address of a source's ring: socket, and bytes and handle of the memory."""
 
     socket: bytes
     nbytes: int
@@ -96,34 +101,42 @@ class RingSender(Endpoint):
     """
 
     def __post_init__(self) -> None:
-        self._nbytes = nbytes = -(-self.capacity // 64) * 64
-        self._memory = memory_on(self.device).create(nbytes * _SEGMENTS, self.device)
+        self._segment_bytes = -(-self.capacity // 64) * 64
+        nbytes = self._segment_bytes * _SEGMENTS
+        self._memory = memory_on(self.device).create(nbytes, self.device)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("")
         self._listener.listen(1024)
         self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
         self._readers: dict[int, PeerConnection] = {}
+        self._opened = functools.cache(open_tensors)  # once, and not in every sync
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
         while missing := set(self.readers) - self._readers.keys():
             self._accept(f"target rank {min(missing)}", deadline)
-        if self.packing.varies:
-            self.packing.agree([self._readers[reader].receive(deadline) for reader in self.readers])
-        unread: dict[int, set[int]] = {}
+        greetings = [self._readers[reader].receive(deadline) for reader in self.readers]
+        self.packing.agree(known for known, *_ in greetings)
+        written = {readers: self._opened(location) for _, readers, location in greetings if location}
+        unread: dict[int, set[PeerConnection]] = {}
         sent = 0
         for bucket in self.buckets:
+            if bucket.readers in written:
+                write = functools.partial(write_slot, written[bucket.readers])
+                copy_slots(bucket.slots, version.read, write)
+                sent += bucket.nbytes
+                continue
             self._wait_until_read(unread, bucket.number - _SEGMENTS, deadline)
-            begin = bucket.number % _SEGMENTS * self._nbytes
-            segment = self._memory.tensor[begin : begin + self._nbytes]
+            begin = bucket.number % _SEGMENTS * self._segment_bytes
+            segment = self._memory.tensor[begin : begin + self._segment_bytes]
             length = self.packing.pack(segment, bucket, version.read)
             self._memory.synchronize()
             sent += length
-            unread[bucket.number] = set(bucket.readers)
-            for reader in bucket.readers:
-                self._readers[reader].send((bucket.number, length), deadline)
+            unread[bucket.number] = {self._readers[reader] for reader in bucket.readers}
+            for connection in unread[bucket.number]:
+                connection.send((begin, begin + length), deadline)
         for reader in self.readers:
             self._readers[reader].send(version.note(reader), deadline)
-        self._wait_until_read(unread, max(unread), deadline)
+        self._wait_until_read(unread, max(unread, default=0), deadline)
         return sent
 
     def _accept(self, peer: str, deadline: Deadline) -> None:
@@ -142,15 +155,14 @@ class RingSender(Endpoint):
         reader.peer = f"target rank {rank}"
         self._readers[rank] = reader
 
-    def _wait_until_read(self, unread: dict[int, set[int]], last: int, deadline: Deadline) -> None:
+    def _wait_until_read(self, unread: dict[int, set[PeerConnection]], last: int, deadline: Deadline) -> None:
         """Wait until all readers have read the buckets up to number ``last``."""
-        while late := {reader for number, readers in unread.items() if number <= last for reader in readers}:
+        while late := [reader for number, readers in unread.items() if number <= last for reader in readers]:
             # other readers may be ahead, but a reader that has everything may close its end
-            waiting: Any = [self._readers[reader] for reader in set().union(*unread.values())]
-            ready: Any = wait(waiting, deadline.left(f"target rank {min(late)}"))
+            waiting: Any = set().union(*unread.values())
+            ready: Any = wait(waiting, deadline.left(late[0].peer))
             for reader in ready:
-                rank, number = reader.receive(deadline)
-                unread[number].discard(rank)
+                unread[reader.receive(deadline)].discard(reader)
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}
@@ -169,12 +181,11 @@ class RingReceiver(Endpoint):
         deadline = Deadline(_CONNECT_S)
         for source in self.streams:
             peer, address = f"source rank {source}", self.request.addresses[source]
-            handle, total = address.handle, address.nbytes * _SEGMENTS
             connecting = socket.socket(socket.AF_UNIX)
             try:
                 connecting.settimeout(deadline.left(peer))
                 connecting.connect(address.socket)
-                self._rings[source] = memory_on(self.device).open(handle, total, self.device)
+                self._rings[source] = memory_on(self.device).open(address.handle, address.nbytes, self.device)
                 self._sources[source] = PeerConnection(connecting, peer)
                 self._sources[source].send(self.rank, deadline)
             except BaseException as error:
@@ -187,26 +198,23 @@ class RingReceiver(Endpoint):
                 raise lost(peer, f"{problem}: its process ended, or it is in another container") from error
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
-        for connection in self._sources.values() if self.packing.varies else ():
-            connection.send(self.packing.known, deadline)
-        expected = {
-            source: {bucket.number: bucket for bucket in stream} for source, stream in self.streams.items()
+        for connection in self._sources.values():
+            connection.send((self.packing.known, (self.rank,), self.location), deadline)
+        expected: dict[Any, list[Bucket]] = {
+            self._sources[source]: [] if self.location else [*stream]
+            for source, stream in self.streams.items()
         }
-        while waiting := {self._sources[source]: source for source in expected if expected[source]}:
-            connections: Any = list(waiting)
-            ready: Any = wait(connections, deadline.left(connections[0].peer))
+        while waiting := [connection for connection, stream in expected.items() if stream]:
+            ready: Any = wait(waiting, deadline.left(waiting[0].peer))
             for connection in ready:
-                source = waiting[connection]
-                number, length = connection.receive(deadline)
-                begin, ring = number % _SEGMENTS * self.request.addresses[source].nbytes, self._rings[source]
-                slots = expected[source].pop(number).slots
+                begin, end = connection.receive(deadline)
+                bucket = expected[connection].pop(0)
+                ring = self._rings[bucket.source]
                 try:
-                    self.packing.unpack(ring.tensor[begin : begin + length], slots, write)
+                    self.packing.unpack(ring.tensor[begin:end], bucket.slots, write)
                     ring.synchronize()
-                except RuntimeError:  # of a device, perhaps since the source has ended and freed the memory
-                    connection.send((self.rank, number), deadline)  # then this raises
-                    raise
-                connection.send((self.rank, number), deadline)
+                finally:  # raises if a device failed since the source has ended and freed the memory
+                    connection.send(bucket.number, deadline)
         return {source: connection.receive(deadline) for source, connection in self._sources.items()}
 
     def close(self) -> None:

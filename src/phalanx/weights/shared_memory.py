@@ -15,6 +15,7 @@ import functools
 import math
 import mmap
 import os
+import pickle
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from phalanx.errors import WeightsTransferError
+from phalanx.weights.manifest import Tensors
 
 _HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
 _TOKEN_BYTES = 16
@@ -36,10 +38,12 @@ class HostMemory:
 
     _alive: weakref.WeakValueDictionary[int, HostMemory] = weakref.WeakValueDictionary()
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, owner: bool = False) -> None:
         self._close_fd = weakref.finalize(self, os.close, fd)
+        self._owner = owner
+        self._map = mmap.mmap(fd, nbytes)
         self.handle = f"/proc/{os.getpid()}/fd/{fd}".encode()
-        self.tensor = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self._alive[self.tensor.data_ptr()] = self
 
     @classmethod
@@ -47,7 +51,7 @@ class HostMemory:
         """Allocate host memory; ``device`` is not used. Pages cost nothing before they are written."""
         fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
-        return cls(fd, nbytes)
+        return cls(fd, nbytes, owner=True)
 
     @classmethod
     def open(cls, handle: bytes, nbytes: int, device: torch.device | None = None) -> HostMemory:
@@ -67,9 +71,15 @@ class HostMemory:
         """Do nothing: copies in host memory have ended when they return."""
 
     def close(self) -> None:
-        """Release the memory. It is unmapped once no tensor refers to it. May be called again."""
+        """Release the memory. May be called again.
+
+        The owner frees its pages, even if other processes still map them: they read zeros then. Otherwise the memory is
+        unmapped once no tensor refers to it.
+        """
         self._alive.pop(self.tensor.data_ptr(), None)
         self._close_fd()
+        if self._owner:
+            self._map.madvise(mmap.MADV_REMOVE)
         self.tensor = torch.empty(0, dtype=torch.uint8)
 
 
@@ -82,6 +92,27 @@ def allocate_tensors(like: Mapping[str, torch.Tensor]) -> tuple[HostMemory, dict
         nbytes = begins[name] + tensor.numel() * tensor.element_size()
     memory = HostMemory.create(nbytes)
     return memory, {name: memory.view(begins[name], one.dtype, one.shape) for name, one in like.items()}
+
+
+def location_of(tensors: Tensors) -> bytes:
+    """Return the location of tensors, for :func:`open_tensors` in another process of this node and user.
+
+    Raises:
+        KeyError: if the tensors are not in memory of :func:`allocate_tensors`.
+    """
+    memory = HostMemory.holding(next(iter(tensors.values())))
+    table = [
+        (name, one.storage_offset() * one.itemsize, one.dtype, one.shape) for name, one in tensors.items()
+    ]
+    # handles are used again, with another inode
+    return pickle.dumps((memory.handle, os.stat(memory.handle).st_ino, memory.tensor.numel(), table))
+
+
+def open_tensors(location: bytes) -> Tensors:
+    """Return the tensors at a location. Their memory is unmapped once nothing refers to them."""
+    handle, _, nbytes, table = pickle.loads(location)
+    memory = HostMemory.open(handle, nbytes)
+    return {name: memory.view(*place) for name, *place in table}
 
 
 class _IpcHandle(ctypes.Structure):

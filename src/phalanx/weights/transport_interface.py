@@ -159,6 +159,7 @@ class Endpoint:
         rank: rank of this end in the plan.
         device: device of the packed buckets on this rank.
         address: address that targets connect to; None if they need none.
+        location: location of a target's tensors, if its sources write to them: it is their only reader.
     """
 
     transport: str
@@ -168,6 +169,7 @@ class Endpoint:
     rank: int
     device: torch.device
     address: Any = field(default=None, init=False)
+    location: bytes = field(default=b"", init=False)
 
     def __post_init__(self) -> None:
         """Allocate the resources that the endpoint keeps from sync to sync.

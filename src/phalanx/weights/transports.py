@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import Bucket, DeltaPacking, Packing, SlotView, bucket_streams
+from phalanx.weights.buckets import Bucket, DeltaPacking, Packing, SlotView, bucket_streams, copy_slots
 from phalanx.weights.plan import Locality, Locations, Plan
 from phalanx.weights.process_group import ProcessGroupEndpoint
 from phalanx.weights.ring import RingReceiver, RingSender
@@ -61,10 +61,8 @@ class CopyEndpoint(Endpoint):
         notes: dict[int, bytes] = {}
         for (_, source, _), offers in self._queues.items():
             version = self._take(offers, f"source rank {source}", deadline)
-            with torch.no_grad():
-                for bucket in self.streams[source]:
-                    for slot in bucket.slots:
-                        write(slot).copy_(version.read(slot))
+            for bucket in self.streams[source]:
+                copy_slots(bucket.slots, version.read, write)
             version.check()
             notes[source] = version.note(self.rank)
         return notes

@@ -23,7 +23,7 @@ from phalanx.weights.local_layout import (
     read_layout,
 )
 from phalanx.weights.manifest import Manifest, Tensors, dtype_named
-from phalanx.weights.shared_memory import HostMemory, allocate_tensors
+from phalanx.weights.shared_memory import HostMemory, allocate_tensors, location_of
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoing, Sent, SyncRequest, lost
 from phalanx.weights.transports import STORAGE, make_endpoints
 from phalanx.weights.versions import WeightRegistry
@@ -71,7 +71,7 @@ class WeightSource(WeightEnd):
     @property
     def address(self) -> object:
         """Address that targets of the node connect to; None if they need none."""
-        return next((one.address for one in self._endpoints if one.address is not None), None)
+        return next((one.address for one in self._endpoints if one.address), None)
 
     def tensors(self) -> Tensors:
         """Return the current tensors by name."""
@@ -113,7 +113,6 @@ class WeightSource(WeightEnd):
         for endpoint in self._endpoints:
             endpoint.packing.known = self._sent
         nbytes = sum(endpoint.send(version, deadline) for endpoint in self._endpoints)
-        check()
         changed = self._changes(tensors)  # while the targets load
         check()
         self._sent = sync.number
@@ -121,9 +120,8 @@ class WeightSource(WeightEnd):
 
     def _changes(self, tensors: Tensors) -> bytes:
         """Return a byte for each name of the plan: 1 if this rank's values differ from the version sent before."""
-        before = self._samples
-        self._samples = now = {name: _sample(tensors[name]) for name in self._own_names}
-        return bytes(before.get(name) != now.get(name) for name in self._names)
+        before, self._samples = self._samples, {name: _sample(tensors[name]) for name in self._own_names}
+        return bytes(before.get(name) != self._samples.get(name) for name in self._names)
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
@@ -144,6 +142,9 @@ class WeightTarget(WeightEnd):
             layout = read_layout(accepted)  # the tensors have other storage now
         super().__init__(registry, request, rank, layout)
         self._memory = memory
+        for endpoint in self._endpoints:
+            if memory and endpoint.readers == [rank] and not endpoint.packing.varies:
+                endpoint.location = location_of(layout.tensors)
 
     def receive(self, sync: SyncRequest) -> None:
         """Receive a version into the role's parameters, or pass it to its ``load`` function.
@@ -173,10 +174,9 @@ class WeightTarget(WeightEnd):
         arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=number)
         for source, note in notes.items():
             self._verify(f"source rank {source}", number, note, arrived.get(source, []))
-        with torch.no_grad():
-            for name, twin in self._plan.copies:  # tied at the source, but not here
-                if name in tensors and twin in tensors:
-                    tensors[twin].detach().copy_(tensors[name])
+        for name, twin in self._plan.copies:  # tied at the source, but not here
+            if name in tensors and twin in tensors:
+                tensors[twin].copy_(tensors[name])
         registry.begin(key, number)
         if accepted.load is not None:
             load_all(accepted.load, tensors)

@@ -21,8 +21,9 @@ from phalanx.engines.engine import TAGS
 from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
 from phalanx.engines.engine_types import Capabilities, Decode, Vocabulary, end_tokens
 from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
-from phalanx.engines.vllm.vllm_weights import EXTENSION, Location, location_of
+from phalanx.engines.vllm.vllm_weights import EXTENSION
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
+from phalanx.weights.shared_memory import location_of
 from phalanx.worker.control import MARK_VARIABLE
 
 _CPU_CACHE_BYTES = 512 << 20
@@ -170,10 +171,10 @@ class VllmRunner(ModelRunner):
             self._end_step()  # so that running answers raise WeightsTorn
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
-    async def _load(self, location: Location, version: int) -> None:
+    async def _load(self, location: bytes, version: int) -> None:
         # pause_generation would then wait 20 ms for tokens on their way: the load takes longer
         await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-        await self.llm.collective_rpc("phalanx_load", args=location)
+        await self.llm.collective_rpc("phalanx_load", args=(location,))
         await self._reset_cache()
         await self.llm.update_weight_version(str(version))
         self._version = version

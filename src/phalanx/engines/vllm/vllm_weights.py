@@ -8,25 +8,19 @@ vLLM's ``reload_weights`` only logs parameters that got no weights, which are an
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Mapping
 from pkgutil import resolve_name
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import torch
 
 from phalanx.errors import WeightsError
-from phalanx.weights.manifest import dtype_named, name_of
-from phalanx.weights.shared_memory import HostMemory
+from phalanx.weights.shared_memory import open_tensors
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
-
-Table: TypeAlias = "list[tuple[str, int, str, list[int]]]"
-"""Name, first byte, dtype and shape of each tensor."""
-Location: TypeAlias = "tuple[str, int, Table]"
-"""Handle of shared memory, its number of bytes, and the tensors in it."""
 
 
 def expected_weights(model_config: Any) -> torch.nn.Module:
@@ -34,27 +28,16 @@ def expected_weights(model_config: Any) -> torch.nn.Module:
 
     A sync compares them with its source before it sends anything, since vLLM does not recover from a failed load.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM  # only engines need it
-
+    transformers: Any = resolve_name("transformers")  # only engines need it
     trusts = model_config.trust_remote_code
-    config = cast(Any, AutoConfig).from_pretrained(model_config.model, trust_remote_code=trusts)
+    config = transformers.AutoConfig.from_pretrained(model_config.model, trust_remote_code=trusts)
     with torch.device("meta"):
-        models = cast(Any, AutoModelForCausalLM)
+        models = transformers.AutoModelForCausalLM
         return models.from_config(config, dtype=model_config.dtype, trust_remote_code=trusts)
 
 
-def location_of(tensors: Mapping[str, torch.Tensor]) -> Location:
-    """Return the location of tensors that a sync received, for :meth:`WorkerExtension.phalanx_load`.
-
-    Raises:
-        KeyError: if the tensors are not in memory that other processes of this node and user can open.
-    """
-    memory = HostMemory.holding(next(iter(tensors.values())))
-    table = [
-        (name, int(one.storage_offset()) * one.itemsize, name_of(one.dtype), list(one.shape))
-        for name, one in tensors.items()
-    ]
-    return memory.handle.decode(), memory.tensor.numel(), table
+_opened = functools.lru_cache(maxsize=1)(open_tensors)
+"""Opens the tensors of a connection once: to map them for each load takes half as long as a copy of them."""
 
 
 class WorkerExtension:
@@ -63,26 +46,21 @@ class WorkerExtension:
     vllm_config: Any
     model_runner: Any
 
-    def phalanx_load(self, handle: str, nbytes: int, table: Table) -> None:
+    def phalanx_load(self, location: bytes) -> None:
         """Load all weights from a location, layer by layer, into the memory of the old weights.
 
         Raises:
             WeightsError: if a parameter of the model got no weights.
         """
-        memory = HostMemory.open(handle.encode(), nbytes)
-        tensors = {name: memory.view(at, dtype_named(dtype), shape) for name, at, dtype, shape in table}
         model = self.model_runner.get_model()
         # vLLM warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
-        try:
-            with resolve_name("vllm.config:set_current_vllm_config")(self.vllm_config):
-                resolve_name(f"{_RELOAD}:initialize_layerwise_reload")(model)
-                loaded = model.load_weights(iter(tensors.items()))
-                resolve_name(f"{_RELOAD}:finalize_layerwise_reload")(model, self.model_runner.model_config)
-        finally:
-            memory.close()
-        missing = sorted({name for name, _ in model.named_parameters()} - (loaded or set()))
-        if missing and loaded is not None:
+        with resolve_name("vllm.config:set_current_vllm_config")(self.vllm_config):
+            resolve_name(f"{_RELOAD}:initialize_layerwise_reload")(model)
+            loaded = model.load_weights(_opened(location).items())
+            resolve_name(f"{_RELOAD}:finalize_layerwise_reload")(model, self.model_runner.model_config)
+        names = {name for name, _ in model.named_parameters()}
+        if loaded is not None and (missing := sorted(names - loaded)):
             raise WeightsError(
                 f"vLLM loaded nothing into {len(missing)} parameters: {', '.join(missing[:5])}"
             )
