@@ -25,6 +25,8 @@ class Meeting(px.Worker):
         if self.rejoining and self.plan.read_text() == "the new one raises":
             raise RuntimeError("not this time")
         dist.init_process_group("gloo")
+        self.wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        torch.nn.init.constant_(self.wrapped.module.bias, self.rank)
         if self.rejoining and self.plan.read_text() == "the new one makes one more":
             dist.all_reduce(torch.zeros(1))
 
@@ -39,10 +41,6 @@ class Meeting(px.Worker):
         dist.all_reduce(ones)
         return ones.item()
 
-    @px.register
-    def pid(self) -> int:
-        return os.getpid()
-
 
 @pytest.fixture(scope="module")
 def three(ray_cluster: None) -> Iterator[px.ResourcePool]:
@@ -54,7 +52,7 @@ def three(ray_cluster: None) -> Iterator[px.ResourcePool]:
     ("plan", "error", "says"),
     [
         ("the new one raises", px.WorkerInitError, "not this time"),
-        ("the new one makes one more", px.CallTimeout, "rank 1 .*__init__"),
+        ("the new one makes one more", px.CallTimeout, "rank 0 .*__init__"),
         ("the others make one more", px.CallTimeout, "in rejoin"),
     ],
 )
@@ -64,11 +62,11 @@ def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
     told = tmp_path / "plan"
     told.write_text(plan)
     with px.WorkerGroup(three, Meeting.bind(str(told))) as group:
-        before = group.pid()
+        before = group.run(lambda worker: os.getpid())
         core = group.core
         patience = core.options.start_timeout
         core.options = replace(core.options, start_timeout=12.0)
-        faults.kill(group, 1)
+        faults.kill(group, 0)
         with pytest.raises(px.PhalanxError):
             group.total()
 
@@ -78,7 +76,9 @@ def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
         core.options = replace(core.options, start_timeout=patience)
         told.write_text("all make the same")
         replaced = px.replace_ranks(group, state="none")
+        after = group.run(lambda worker: os.getpid())
 
-        assert (state, replaced) == ("broken", (1,))
+        assert (state, replaced) == ("broken", (0,))
+        assert group.run(lambda worker: worker.wrapped.module.bias.item()) == [0.0, 1.0, 2.0]
         assert group.total() == [3.0] * 3
-        assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False, True]
+        assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]

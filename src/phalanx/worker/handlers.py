@@ -5,6 +5,7 @@ A function keeps its name and arguments from version to version: a driver may ca
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Mapping
@@ -168,7 +169,10 @@ def _join_world(worker: Any, world: _World | None) -> None:
     for name, ddp in list(vars(worker).items()):
         if isinstance(ddp, DistributedDataParallel):
             options = {option: getattr(ddp, option) for option in kept}
+            # The wrapper broadcasts the values of rank 0, which may be a new rank.
+            before = copy.deepcopy(ddp.module.state_dict())
             again = DistributedDataParallel(ddp.module, device_ids=ddp.device_ids or None, **options)
+            again.module.load_state_dict(before)
             setattr(worker, name, again)
 
 
