@@ -55,9 +55,8 @@ def write_file(path: str, names: Sequence[str], stored: StoredState) -> int:
     Raises:
         CheckpointError: if the file cannot be written, or the format does not have the type of a tensor.
     """
-    tensors = {
-        name: torch.empty(stored.leaves[name].shape, dtype=stored.leaves[name].dtype) for name in names
-    }
+    leaves = ((name, stored.leaves[name]) for name in names)
+    tensors = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu") for name, leaf in leaves}
     planner = LoadPlanner(stored.metadata, {name: LocalTensor.of(name, one) for name, one in tensors.items()})
     with storage_errors(path, "written"):
         stored.read(stored.where, planner)

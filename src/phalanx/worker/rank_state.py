@@ -445,7 +445,7 @@ def _blank(key: str, leaf: SavedLeaf) -> LocalTensor:
             "create it first (an optimizer has its state after the first step), or px.register_state(self, "
             "model=..., optimizer=...), which creates it"
         )
-    return LocalTensor.of(key, torch.empty(leaf.shape, dtype=leaf.dtype))
+    return LocalTensor.of(key, torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu"))
 
 
 def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTensor | None]) -> None:

@@ -53,7 +53,7 @@ def copy_state(states: Mapping[str, RankState], older: StateCopy | None = None) 
 def host_copy(tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
     """Copy a tensor into host memory: into ``buffer`` if it is a tensor of the same shape and type."""
     if not _is_alike(buffer, tensor):
-        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return buffer.copy_(tensor)
 
 
