@@ -100,12 +100,12 @@ def replace_ranks(
 
     The given ranks are ended if they are alive; ranks whose processes died are replaced too. Each new rank runs its
     constructor, with ``self.rejoining`` true, on its slot (on another node if its node was lost), while the other
-    ranks run ``rejoin()``: together they create their process groups again. Then the calls of methods registered with
-    ``rerun_on_restart=True`` are repeated, and the states are restored, so that the failed step can be repeated.
-    If a ``px.WeightSync`` had synced weights to the group, all ranks get the source's current weights, as a new
-    version, before they are called. If the source was lost or restarted, a warning is logged, and new ranks refuse
-    methods that need weights until the next sync. The group enters its next epoch: futures of calls on replaced ranks
-    fail with ``StaleEpoch``.
+    ranks run ``rejoin()``, each after its present call, for which the replacement waits: together they create their
+    process groups again. Then the calls of methods registered with ``rerun_on_restart=True`` are repeated, and the
+    states are restored, so that the failed step can be repeated. If a ``px.WeightSync`` had synced weights to the
+    group, all ranks get the source's current weights, as a new version, before they are called. If the source was lost
+    or restarted, a warning is logged, and new ranks refuse methods that need weights until the next sync. The group
+    enters its next epoch: futures of calls on replaced ranks fail with ``StaleEpoch``.
 
     Args:
         group: a complete group that this process owns, ready or broken.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
-from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
+from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, limit_after, raisable, seconds_until
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
     CallOutcome,
@@ -105,7 +105,7 @@ class Call(CallInfo):
             self._conclude(0.0, wait_for_others=False)
 
     def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
-        limit = self.until(timeout)
+        limit = limit_after(timeout, self.core.backend)
         patience = -1 if timeout is None or not wait_for_others else timeout
         if not self._waiting.acquire(wait_for_others, patience):
             if wait_for_others:
@@ -127,10 +127,6 @@ class Call(CallInfo):
                 self._end(value)
         finally:
             self._waiting.release()
-
-    def until(self, timeout: float | None) -> float | None:
-        """Return the time on the backend's clock in ``timeout`` seconds; None: no limit."""
-        return None if timeout is None else self.core.backend.now() + timeout
 
     def attempt(self, work: Callable[[float | None], T], limit: float | None) -> T:
         """Return ``work(until)``. If it fails or is late, decide the outcome of the call and apply it.
@@ -208,7 +204,7 @@ class Call(CallInfo):
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
         """Yield ``(rank, output)`` in the order in which ranks finish. Raise the errors of :meth:`result`."""
-        limit = self.until(timeout)
+        limit = limit_after(timeout, self.core.backend)
         pending = list(range(len(self.plan.ranks)))
         failure: BaseException | None = None
         self.listener.asked(self)

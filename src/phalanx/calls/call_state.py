@@ -120,6 +120,11 @@ class CallInfo:
         self._waiting = threading.Lock()  # held by the thread that fetches the value
 
 
+def limit_after(timeout: float | None, backend: Backend) -> float | None:
+    """Return the time on the backend's clock in ``timeout`` seconds; None: no limit."""
+    return None if timeout is None else backend.now() + timeout
+
+
 def seconds_until(limit: float | None, backend: Backend) -> float | None:
     """Return the seconds until ``limit`` on the backend's clock, 0 if it has passed; None: no limit."""
     return None if limit is None else max(0.0, limit - backend.now())
@@ -280,7 +285,7 @@ class PendingStream(Results):
     def wait(self, positions: Sequence[int], count: int, timeout: float | None) -> Waited:
         """Wait as :meth:`Results.wait`. An ended rank may have unread items."""
         backend = self._backend
-        limit = None if timeout is None else backend.now() + timeout
+        limit = limit_after(timeout, backend)
         ended: list[int] = []
         rest = list(positions)
         while True:
@@ -312,7 +317,7 @@ class PendingStream(Results):
 
     def fetch(self, timeout: float | None) -> list[Any]:
         """Wait for all ranks; return a list of the items of each rank, None if they are not streamed or not kept."""
-        limit = None if timeout is None else self._backend.now() + timeout
+        limit = limit_after(timeout, self._backend)
         waiting: Sequence[int] = range(len(self))
         while waiting:
             ended, waiting = self.wait(waiting, 1, seconds_until(limit, self._backend))

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, ResultHandle
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import raisable, seconds_until
+from phalanx.calls.call_state import limit_after, raisable, seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.session.session import session
@@ -259,8 +259,8 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
         return False
     for call in calls:
         call.listener.asked(call)
-    first = calls[0]
-    backend, limit = first.core.backend, first.until(timeout)
+    first, backend = calls[0], calls[0].core.backend
+    limit = limit_after(timeout, backend)
     try:
         with decoding(readonly=first.copies, meter=first.meter):
             outputs = iter(backend.fetch(refs, timeout))

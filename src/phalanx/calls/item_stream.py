@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import PendingStream, WaitOver, raisable, seconds_until
+from phalanx.calls.call_state import PendingStream, WaitOver, limit_after, raisable, seconds_until
 from phalanx.dispatch.plan import CallPlan
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
@@ -205,7 +205,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._rows = StreamedRows(call.plan) if arrivals.streaming.by_rows else None
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
-        self._limit = call.until(timeout)
+        self._limit = limit_after(timeout, call.core.backend)
         self._lock = threading.Lock()  # held by the thread that takes an item
         self._was_asked = False
         self._over = False

@@ -85,7 +85,8 @@ def send(
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else partial(_verify, spec)
-        sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
+        if spec.replicated and streaming is None:  # the outputs of all ranks are returned, to be compared
+            sent_plan = replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
     if spec.rerun_on_restart:
@@ -223,11 +224,6 @@ def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
         asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
         logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
         check_order(core.name, call.method, logs)
-
-
-def _all_kept(plan: CallPlan) -> CallPlan:
-    """Return the plan with the outputs of all ranks returned, so that they can be compared."""
-    return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
 
 
 @dataclass(eq=False)

@@ -184,11 +184,15 @@ class StoredPart(NamedTuple):
 
 
 class StoredParts(ABC):
-    """Base class of values in parts, planned like futures: the rows of all parts if ``joined``, else a list."""
+    """Base class of values in parts, planned like futures: the rows of all parts if ``joined``, else a list.
+
+    ``backend`` is the name of the backend that stores the parts.
+    """
 
     __phalanx_future__: ClassVar[bool] = True
     kinds: ClassVar[set[type]] = set()
     joined: bool
+    backend: str
 
     def __init_subclass__(cls) -> None:
         StoredParts.kinds.add(cls)
@@ -202,11 +206,6 @@ class StoredParts(ABC):
     def __phalanx_rows__(self) -> int:
         """Number of rows, or of items."""
         return sum(part.stop - part.start for part in self.parts) if self.joined else len(self.parts)
-
-    @property
-    @abstractmethod
-    def backend(self) -> str:
-        """Name of the backend that stores the parts."""
 
     @abstractmethod
     def result(self) -> Value:

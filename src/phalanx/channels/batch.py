@@ -48,7 +48,7 @@ class Batch(StoredParts):
         self._channel, self._lease, self._backend, self._ranges = channel, lease, channel._backend, ranges
         self._open, self._end = True, ""
         self._value: list[Any] = []
-        self.joined = joined
+        self.joined, self.backend = joined, channel._backend.name
         self.short = short
         """True if the batch is smaller than requested, since the channel was finished."""
 
@@ -126,11 +126,6 @@ class Batch(StoredParts):
         stop = part.start + part.rows  # an item without rows is a range of one unit
         return StoredPart(source(self._backend, part.item.payload), part.start, stop, part.whole)
 
-    @property
-    def backend(self) -> str:
-        """Name of the backend."""
-        return self._backend.name
-
     def value(self) -> Value:
         """Return the joined rows or the list of items, in private memory of this process.
 
@@ -151,7 +146,7 @@ class Batch(StoredParts):
     def _check_open(self) -> None:
         if self._end:
             raise DeclarationError(
-                f"this batch of channel {self._channel._name!r} was {self._end}; use it before that: inside its `with` "
+                f"this batch of channel {self._channel.name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
         if any(not isinstance(part.item.payload, bytes) for part in self._ranges):
@@ -167,7 +162,7 @@ class Batch(StoredParts):
             raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
-                f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
+                f"channel {self._channel.name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
 
@@ -181,7 +176,7 @@ class Batch(StoredParts):
             except FetchFailed:
                 unreadable.append(part.number)
         self._open, self._end = False, "requeued"
-        return lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
+        return lost_items(self._channel.name, self._channel._request("requeue", self._lease, unreadable))
 
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""
@@ -244,7 +239,7 @@ class Batch(StoredParts):
             _log.warning(
                 "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
                 "a `with` block, or call batch.ack() or batch.ack_with(future)",
-                self._channel._name,
+                self._channel.name,
             )
 
     def __reduce__(self) -> Reduced:
@@ -255,7 +250,7 @@ class Batch(StoredParts):
 
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._ranges)} items"
-        return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
+        return f"<batch of channel {self._channel.name}: {content}, {'taken' if self._open else 'over'}>"
 
 
 def end_with_calls() -> None:

@@ -42,6 +42,9 @@ class Channel(HubObject):
             a number for each row. It is evaluated by the producer.
         backend: "ray" or "inline"; default as for pools.
 
+    Attributes:
+        name: name of the channel, unique in the run.
+
     Raises:
         DeclarationError: if an argument is wrong, or a channel of that name is open.
     """
@@ -78,11 +81,6 @@ class Channel(HubObject):
                 channel=name,
             )
         return channel
-
-    @property
-    def name(self) -> str:
-        """Name of the channel, unique in the run."""
-        return self._name
 
     def put(self, item: Value, timeout: float | None = None) -> int:
         """Put an item, and wait for capacity if the channel is full.

@@ -307,7 +307,7 @@ class HubObject:
         self._kind, self._owner, self._key = kind, PROCESS, f"{kind}/{PROCESS}/{number}"
         # a resumed driver finds its channels by their names; the numbers of ranks are unique only in their process
         suffix = "" if current_context() is None else f"-{PROCESS}"
-        self._name = name or f"{kind}-{number}{suffix}"
+        self.name = name or f"{kind}-{number}{suffix}"
 
     @cached_property
     def _backend(self) -> Backend:
@@ -425,7 +425,7 @@ class PendingRequest(Generic[R]):
             return
         is_hopeless = is_local and timeout != 0 and not _can_end_wait()
         if not is_hopeless:
-            with span(f"{self._verb} waits", channel=self._owner._name):
+            with span(f"{self._verb} waits", channel=self._owner.name):
                 _await_answer(self.future, None if timeout is None else timeout - prompt)
         if not self.future.done():
             self._owner._send("cancel", self.id, is_hopeless)

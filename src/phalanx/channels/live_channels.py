@@ -59,7 +59,7 @@ class LiveChannels:
         Raises:
             DeclarationError: if a channel of that name is open in this run.
         """
-        name, backend = channel._name, channel._backend
+        name, backend = channel.name, channel._backend
         if find_published(backend, name) is not None:
             raise DeclarationError(
                 f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
@@ -86,11 +86,11 @@ class LiveChannels:
         with contextlib.suppress(PhalanxError):  # the hub has ended
             losses = channel._request("close", reason, timeout=_CLOSES_WITHIN_S)
             if losses:
-                error = lost_items(channel._name, losses)
-                _log.warning("channel %r was closed before a take reported a loss: %s", channel._name, error)
+                error = lost_items(channel.name, losses)
+                _log.warning("channel %r was closed before a take reported a loss: %s", channel.name, error)
         backend = channel._backend
         if backend.connected():  # published values end with the cluster
-            for key in (_published_key(backend, channel._name), *([entry.key] if entry else [])):
+            for key in (_published_key(backend, channel.name), *([entry.key] if entry else [])):
                 backend.publish(key, None)
 
     def close_all(self, backend: Backend | None) -> None:
@@ -110,9 +110,9 @@ class LiveChannels:
                 continue
             with contextlib.suppress(PhalanxError):  # it was closed
                 status: ChannelStatus = channel._request("status", timeout=_CLOSES_WITHIN_S)
-                count_level(channel._name, status.depth.waiting, status.depth.oldest_item)
+                count_level(channel.name, status.depth.waiting, status.depth.oldest_item)
                 if publish:
-                    self._publish(channel, channel_record(channel._name, limit, status))
+                    self._publish(channel, channel_record(channel.name, limit, status))
         if publish:
             self._publish_at = time.monotonic() + _PUBLISHED_EVERY_S
         return _TRACED_EVERY_S if self._open else None

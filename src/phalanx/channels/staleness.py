@@ -153,6 +153,9 @@ class StalenessManager(HubObject):
         version: version in training at the beginning.
         backend: "ray" or "inline"; default as for pools.
 
+    Attributes:
+        rows_per_version: rows that the trainer uses for a version.
+
     Raises:
         DeclarationError: if a number is not whole, or too small.
     """
@@ -173,13 +176,8 @@ class StalenessManager(HubObject):
             checked_number("StalenessManager: version", version),
         )
         super().__init__("staleness", "of staleness", backend)
-        self._max_lag, self._rows_per_version = numbers[:2]
+        self._max_lag, self.rows_per_version = numbers[:2]
         self._client().request("", "open_staleness", self._key, *numbers)
-
-    @property
-    def rows_per_version(self) -> int:
-        """Rows that the trainer uses for a version."""
-        return self._rows_per_version
 
     @property
     def version(self) -> int:
@@ -262,4 +260,4 @@ class StalenessManager(HubObject):
         return PhalanxError(f"staleness: {reason}")
 
     def __repr__(self) -> str:
-        return f"<staleness: at most {self._max_lag} versions of {self._rows_per_version} rows behind>"
+        return f"<staleness: at most {self._max_lag} versions of {self.rows_per_version} rows behind>"

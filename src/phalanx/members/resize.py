@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.call_state import Results, seconds_until
+from phalanx.calls.call_state import Results, limit_after, seconds_until
 from phalanx.calls.in_flight import calls_of, streams_on
 from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
@@ -150,7 +150,7 @@ def _finish(core: Group, asked: Results, timeout: float | None) -> None:
 def _late(core: Group, tail: range, asked: Results, timeout: float | None) -> list[int]:
     """Wait ``timeout`` seconds at most until leaving ranks have finished; return the ranks that have not finished."""
     backend, streams = core.backend, streams_on(core, tail)
-    limit = None if timeout is None else backend.now() + timeout
+    limit = limit_after(timeout, backend)
     while True:
         for stream in streams:
             stream.run_to_end()  # its reader may be the caller that waits here

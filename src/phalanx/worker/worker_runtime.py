@@ -152,6 +152,16 @@ class TraceFiles:
         return CallSpan(writer, number)
 
 
+class Instances(dict[str, Any]):
+    """The users' objects of a rank by role."""
+
+    def __missing__(self, role: str) -> Any:
+        raise DispatchError(
+            f"a method was called on a worker process in which {role or 'the worker'} was not made, or was closed; "
+            "call it once the group has started and before it is closed"
+        )
+
+
 class WorkerRuntime:
     """Owns the objects of a rank by role; the role "" is a group of a single class.
 
@@ -170,7 +180,7 @@ class WorkerRuntime:
     def __init__(self, services: Services) -> None:
         self._services = services
         self.in_driver = services.in_driver
-        self.instances: dict[str, Any] = {}
+        self.instances = Instances()
         self.context = WorkerContext(rank=UNKNOWN_RANK, epoch=ANY_EPOCH, host=socket.gethostname())
         self.closers = ExitHooks(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
@@ -424,21 +434,14 @@ class WorkerRuntime:
         with listed, self.trace_files.of(trace, number) as note:
             if note is not None:
                 note.started(nbytes)
-            self._check_made(role, method)
+            worker = self.instances[role]
             try:
-                result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+                result = await self._value(getattr(worker, method)(*args, **kwargs))
             except Exception as error:
                 pack_when_pickled(error)
                 raise
             await self._before_result()
             return pack(result) if note is None else _noted(result, note, pack)
-
-    def _check_made(self, role: str, method: str) -> None:
-        if role not in self.instances:
-            raise DispatchError(
-                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
-                "closed; call it once the group has started and before it is closed"
-            )
 
     # Steps of a call
 
@@ -508,11 +511,9 @@ class WorkerRuntime:
             note.started(received.nbytes - before)
         if library:
             return args[0], (self, *args[1:]), kwargs
-        target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
-        if call.method == RUN:
-            return args[0], (target, *args[1:]), kwargs
-        self._check_made(call.role, call.method)
-        return getattr(target, call.method), args, kwargs
+        if call.method == RUN:  # a group as a whole has its roles by name
+            return args[0], (self.instances.get(call.role, self.context.roles), *args[1:]), kwargs
+        return getattr(self.instances[call.role], call.method), args, kwargs
 
     def failure(self, error: BaseException, call: RankCall, kind: FailureKind = "raised") -> RankFailure:
         """Return ``error`` as the failure of a call in this process.

@@ -108,8 +108,9 @@ class ClusterReader:
             self._client = private.ClusterClient(self.address, _ANSWERS_WITHIN_S)
             self._client.keys_written()
         except Exception as error:
+            said = " ".join(str(error).split())[:160] or type(error).__name__
             raise PlacementError(
-                f"the cluster at {self.address} does not answer ({_said(error)}); is it running there? "
+                f"the cluster at {self.address} does not answer ({said}); is it running there? "
                 "Check with `ray status`, or name another cluster with --address"
             ) from None
 
@@ -161,7 +162,3 @@ def find_cluster(address: str | None = None) -> str:
     raise PlacementError(
         "no Ray cluster runs on this machine: start your driver first, or name a cluster by --address or RAY_ADDRESS"
     )
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
