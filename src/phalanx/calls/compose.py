@@ -221,5 +221,6 @@ def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
     """
     separate: Separate = {}
     arguments = Arguments(core, call, value, separate)
-    _admit(core, separate)
+    if separate:
+        _admit(core, separate)
     return arguments.placed
