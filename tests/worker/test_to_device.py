@@ -56,6 +56,7 @@ def test_tensors_are_on_the_device_of_the_rank_only_with_to_device(
         assert group.split(rows) == [("meta", (3, 4), True)] * 2
     for whole in (px.put(batch(), backend="inline"), group.make.submit(ROWS)):
         assert group.whole(whole) == [("meta", (6, 4), True)] * 2
+    assert group.whole({"tokens": torch.empty(0, 4), "names": None}) == [("meta", (0, 4), False)] * 2
     made = group.make.submit(ROWS)
     assert fewer.split(made) == [("meta", (6, 4), True)]  # joined from several ranks
     assert group.look(made) == ["meta"] * 2  # for reading only

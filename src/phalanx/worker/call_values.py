@@ -51,7 +51,8 @@ def decoded(
         fetch: returns the values of references.
         device: where tensors go; None: the CPU.
     """
-    if body is not None and body[:1] == PLAIN_HEAD:  # most calls: no tensors and no placeholders
+    # most calls: no tensors with bytes, and no placeholders
+    if body is not None and body[:1] == PLAIN_HEAD and device is None:
         return pickle.loads(body)
     with decoding(readonly=readonly, restore=_Placeholders(refs, fetch).restore, device=device):
         return fetch([refs[-1]])[0] if body is None else decode(body)
