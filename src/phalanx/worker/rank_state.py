@@ -466,11 +466,9 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "
                 "declare there how it is sharded and save again"
             )
-        shapes, types = (list(leaf.shape), list(target.shape)), (leaf.dtype, target.local.dtype)
-        for word, (there, here) in (("shape", shapes), ("type", types)):
-            if there != here:
-                wrong.append(f"{key} has {word} {there} where it was saved, and {here} here")
-                break
+        there, here = f"{list(leaf.shape)} {leaf.dtype}", f"{list(target.shape)} {target.local.dtype}"
+        if there != here:
+            wrong.append(f"{key} is {there} where it was saved, and {here} here")
     if wrong:
         raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
 
