@@ -81,11 +81,11 @@ class Ranks:
         self.events.extend(EVENTS.get(id(outcome), "fine") for outcome in outcomes)
         return self.group.answer.options(**options).submit(list(outcomes))
 
-    def end(self, rank: int, error: Exception) -> None:
+    def end(self, rank: int, error: Exception, accelerator: str | None = None) -> None:
         """End the call of a late rank with an error."""
         for ref, result in list(self.backend._results.items()):
             if self.rank_of(result.endpoint) == rank and result.at > self.backend.now():
-                ref.failure = capture(error, rank=rank)
+                ref.failure = capture(error, rank=rank, accelerator=accelerator)
                 self.backend._results[ref] = result._replace(at=self.backend.now())
 
     def lose(self, *ranks: int) -> None:
@@ -215,23 +215,24 @@ CLOSED = "Connection closed by peer"
 
 
 @pytest.mark.parametrize(
-    ("count", "said", "severed", "killed", "state"),
+    ("count", "said", "on", "severed", "killed", "state"),
     [
-        (4, CLOSED, [2, 3], [3], "broken"),
-        (3, CLOSED, [2], [], "broken"),  # a severed process group is useless
-        (3, "interrupted", [2], [], "ready"),  # without a process group
-        (2, CLOSED, [], [], "ready"),
+        (4, CLOSED, None, [2, 3], [3], "broken"),
+        (3, CLOSED, None, [2], [], "broken"),  # a severed process group is useless
+        (3, "interrupted", "GPU 0", [2], [], "broken"),  # an operation of NCCL ended without an error
+        (3, "interrupted", None, [2], [], "ready"),  # without a process group
+        (2, CLOSED, "GPU 0", [], [], "ready"),
     ],
-    ids=["stop", "cut", "nothing to cut", "interrupt"],
+    ids=["stop", "cut", "cut on a GPU", "nothing to cut", "interrupt"],
 )
 def test_spared_peers_of_a_failed_call_are_interrupted_then_severed_then_killed(
-    ranks: Ranks, count: int, said: str, severed: list[int], killed: list[int], state: str
+    ranks: Ranks, count: int, said: str, on: str | None, severed: list[int], killed: list[int], state: str
 ) -> None:
     """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
     call = ranks.submit(ValueError("bad batch"), *[LATE] * (count - 1))
     cancel, sever = ranks.backend.cancel, ranks.backend.sever
     ranks.backend.cancel = lambda *which: (ranks.end(1, RuntimeError("interrupted")), cancel(*which))[1]
-    ranks.backend.sever = lambda cut: (ranks.end(2, RuntimeError(said)), sever(cut))[1]
+    ranks.backend.sever = lambda cut: (ranks.end(2, RuntimeError(said), on), sever(cut))[1]
     ranks.group.core.spare = True
 
     with pytest.raises(ValueError, match="bad batch") as raised:

@@ -87,3 +87,10 @@ def test_a_group_accepts_calls_only_if_it_is_ready(
 
     if isinstance(caught.value, px.GroupBroken):
         assert caught.value.cause is caught.value.__cause__ is FIRST
+
+
+@pytest.mark.parametrize("policy", [px.RestartPolicy(window_s=100.0), px.ReplacePolicy(window_s=100.0)])
+def test_a_policy_counts_the_recoveries_within_its_window(
+    policy: px.RestartPolicy | px.ReplacePolicy,
+) -> None:
+    assert policy.recent([0.0, 50.0, 51.0, 150.0], now=150.0) == [51.0, 150.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ def test_a_lost_rank_is_replaced_by_a_restore_with_a_policy_and_never_by_a_snaps
 ) -> None:
     """A snapshot that replaced the rank would be of an earlier point."""
     group = px.WorkerGroup(two, Trainer, on_failure=policy)
+    assert group[1].run(lambda worker: os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == "0") is bool(policy)
     px.snapshot(group)
     loss = group.step()
     faults.kill(group, 1)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Generator
 
 import pytest
+from torch.distributed import distributed_c10d
 
 import phalanx as px
 from phalanx.backends.inline import InlineServices
@@ -114,10 +115,12 @@ def _open(one: socket.socket) -> bool:
         return True
 
 
-def test_an_abort_closes_only_connections_of_process_groups_also_while_they_form(
+def test_an_abort_ends_process_groups_and_closes_only_their_connections_also_while_they_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    collectives, before = Collectives(), _connected()
+    collectives, before, nccl = Collectives(), _connected(), threading.Event()
+    monkeypatch.setattr(nccl, "abort", nccl.set, raising=False)
+    monkeypatch.setitem(distributed_c10d._world.pg_map, nccl, ("nccl", None))
     with collectives.noting():
         of_a_group, of_a_store = _connected(), _connected()
         monkeypatch.setitem(rendezvous._served, of_a_store[0].getsockname()[1], None)
@@ -127,11 +130,11 @@ def test_an_abort_closes_only_connections_of_process_groups_also_while_they_form
 
     assert [_open(one) for one in (*before[1:], *after[1:])] == [True] * 4
     assert [_open(one) for one in of_a_group[1:]] == [False] * 2
+    assert nccl.is_set()
     assert not _open(of_a_store[1])  # the client's end was made for the group; here both are in one process
     with collectives.noting():
         under_way = _connected()
         collectives.abort()
         assert not _open(under_way[1])
-    for trio in (before, of_a_group, of_a_store, after, under_way):
-        for one in trio:
-            one.close()
+    for one in itertools.chain(before, of_a_group, of_a_store, after, under_way):
+        one.close()

@@ -114,13 +114,13 @@ class Diagnosis:
 
     def __init__(self, call: CallInfo) -> None:
         self.call = call
-        self.backend: Backend = call.core.backend
+        self.backend = call.core.backend
         self.ranks = tuple(call.plan.ranks)
         self.endpoints = [call.epoch.endpoints[rank] for rank in self.ranks]
         self.arrivals = call.arrivals
         self.ids = call.arrivals.call_ids()
-        self.owner: bool = call.core.owner
-        self.grace_s: float = call.core.grace_s
+        self.owner = call.core.owner
+        self.grace_s = call.core.grace_s
 
     def observe_failure(self) -> CallObservation:
         """Report the ranks of a failed call that fail within the grace period, and the ranks that are busy after it.
@@ -171,14 +171,11 @@ class Diagnosis:
             return self._seen("cancelled", (), ())
         dropped = self._interrupt(busy)
         running = [position for position in busy if position not in dropped]
-        pending = self._still_at_it(running, self.grace_s)
-        severed = bool(pending)
-        if severed:  # perhaps in a collective, which nothing else ends
-            self._sever(pending)
-            pending = self._still_at_it(running, _SHORT_WAIT_S)
+        cut = self._still_at_it(running, self.grace_s)
+        pending = self._sever(cut, _SHORT_WAIT_S)  # perhaps in a collective, which nothing else ends
         reports = [self._after_cancel(p, p in dropped) for p in range(len(self.ranks)) if p not in pending]
         reports += self._before_stop(pending, "cancelled", "did not end by itself, and was stopped")
-        return self._seen("cancelled", reports, pending, severed=severed)
+        return self._seen("cancelled", reports, pending, severed=bool(cut))
 
     def _seen(
         self, why: Any, reports: Sequence[RankReport], pending: Sequence[int], **more: Any
@@ -193,8 +190,10 @@ class Diagnosis:
         self.arrivals.leave()
         return [position for position, drop in zip(busy, drops, strict=True) if drop]
 
-    def _sever(self, positions: Sequence[int]) -> None:
+    def _sever(self, positions: Sequence[int], seconds: float) -> list[int]:
+        """Abort collectives of ranks; return the positions that have not ended ``seconds`` later."""
         self.backend.sever([self.endpoints[position] for position in positions])
+        return self._still_at_it(positions, seconds)
 
     def _after_cancel(self, position: int, dropped: bool) -> RankReport:
         if dropped:
@@ -206,21 +205,18 @@ class Diagnosis:
         """Interrupt ranks that are still running a failed call, then abort their collectives.
 
         Returns:
-            Reports of the ranks that failed, the positions that still run, and whether an abort made a rank fail.
+            Reports of the ranks that failed, the positions that still run, and whether an abort ended a collective.
         """
         self._interrupt(busy)
-        cut = pending = self._still_at_it(busy, _SHORT_WAIT_S)
+        cut = self._still_at_it(busy, _SHORT_WAIT_S)
         if not self.owner:  # these ranks may be in another call by now, such as the owner's recovery
-            cut = pending = [
-                p for p, status in self._inspected(pending).items() if self.ids[p] in status.running
-            ]
-        if cut:  # in a collective, which nothing else ends
-            self._sever(cut)
-            pending = self._still_at_it(cut, self.grace_s)
-        ended = {position: self.report(position) for position in busy if position not in pending}
-        reports = {position: report for position, report in ended.items() if report is not None}
-        severed = any(looks_like_victim(report) for position, report in reports.items() if position in cut)
-        return [replace(report, victim=True) for report in reports.values()], pending, severed
+            cut = [p for p, status in self._inspected(cut).items() if self.ids[p] in status.running]
+        pending = self._sever(cut, self.grace_s)  # perhaps in a collective, which nothing else ends
+        ended = [self.report(position) for position in busy if position not in pending]
+        reports = [replace(report, victim=True) for report in ended if report is not None]
+        # an aborted operation of NCCL, on an accelerator, raises no error
+        severed = bool(cut) and any(one.accelerator or looks_like_victim(one) for one in reports)
+        return reports, pending, severed
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
         """Return the positions that have not ended after ``seconds``."""

@@ -24,6 +24,11 @@ from phalanx.wire.messages import STORE_VARIABLE, RankConfig
 from phalanx.worker.handlers import make_runtime
 
 _LABEL_LENGTH = 80
+_NOT_ENDED = dict.fromkeys(
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"),
+    "0",
+)
+"""Variables by which torch's watchdog of NCCL does not end ranks that lost a peer, nor sleep for a minute."""
 
 
 @dataclass
@@ -180,7 +185,11 @@ def _rank_configs(
     folder = session.unused(folder_name(name, epoch))
     devices_on, slots_on = _devices_by_node(pool, endpoints), _slots_by_node(pool, endpoints)
     # Variables that Ray sets before the process starts belong to the group too: they override our defaults.
-    given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
+    given = {
+        **(_NOT_ENDED if core.spare else {}),
+        **(options.runtime_env or {}).get("env_vars", {}),
+        **options.env,
+    }
     address, port = endpoints[server].facts.slot.node_ip, endpoints[server].facts.store_port
     setups: list[RankConfig] = []
     for rank, endpoint in enumerate(endpoints):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +24,7 @@ from phalanx.topology.environment import variables_set
 from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.plan import Side
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
-from phalanx.worker.rendezvous import collectives
+from phalanx.worker.rendezvous import abort_groups, collectives
 
 _POLL_S = 0.0005
 _NOT_WATCHED = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
@@ -230,7 +229,5 @@ class ProcessGroupEndpoint(Endpoint):
     def close(self) -> None:
         groups, self._groups = [*self._groups.values()], {}
         self._is_closed = True
-        # In threads, since NCCL needs half a second for each. Errors of gloo are ignored: its sockets close anyway.
-        with ThreadPoolExecutor(len(groups) or 1) as threads:
-            threads.map(ProcessGroup.abort, groups)
+        abort_groups(groups)
         self._buffers = []  # until then, a kernel may be writing to them

@@ -104,10 +104,6 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
 _LEFT = "left world"
 
 
-#: Backend and timeout of a default process group.
-_World = tuple[str, timedelta]
-
-
 def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
@@ -118,8 +114,7 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
         BaseException: if a ``rejoin()`` raises it.
     """
     runtime.context.epoch = epoch
-    shared = runtime.context.shared
-    world: _World | None = None
+    shared, world = runtime.context.shared, None
     if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
         os.environ.update(environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
@@ -137,25 +132,23 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
         del shared[REJOIN]
 
 
-def _leave_world() -> _World | None:
-    """Destroy the process groups. Return the default process group's arguments, None if it did not exist."""
+def _leave_world() -> tuple[str, timedelta | None] | None:
+    """Destroy the process groups. Return backend and timeout of the default process group, None if it did not exist."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():
+    if dist is None:
         return None
     if not dist.is_initialized():
         # A failed try has used up the first name of a group, under which new ranks meet.
         dist.distributed_c10d._world.group_count = 0
         return None
-    from torch.distributed.constants import default_pg_timeout
-
     options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
-    world = dist.get_backend(), getattr(options, "_timeout", default_pg_timeout)
-    collectives.forget()
+    world = dist.get_backend(), getattr(options, "_timeout", None)
+    collectives.leave()
     dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
     return world
 
 
-def _join_world(worker: Any, world: _World | None) -> None:
+def _join_world(worker: Any, world: tuple[str, timedelta | None] | None) -> None:
     """Create the default process group, once, and the worker's DDP wrappers again: `phalanx.Worker.rejoin`."""
     if world is None:
         return

@@ -21,6 +21,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -148,12 +149,14 @@ class Collectives:
             self._noted.update(set(_sockets().values()) - before)
             self._before.remove(before)  # or an equal one of another thread
 
-    def forget(self) -> None:
-        """Forget the sockets of groups that were destroyed."""
+    def leave(self) -> None:
+        """Abort torch's groups, whose destruction would wait for lost ranks, and forget the sockets of all groups."""
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        abort_groups([] if c10d is None else list(c10d._world.pg_map))
         self._noted.clear()
 
     def abort(self) -> None:
-        """Shut the sockets down, so that a thread in a collective gets an error.
+        """Shut the sockets down, and leave the groups, so that a thread in a collective gets an error.
 
         gloo's own abort frees no thread, but closing its sockets does. Listeners have no peer and stay open, because
         gloo ends the process if a listener is shut down. Connections of Ray and of the rendezvous store stay open too:
@@ -167,6 +170,16 @@ class Collectives:
                 if internet and connection.getsockname()[1] not in _served:
                     connection.getpeername()  # raises for a listener
                     connection.shutdown(socket.SHUT_RDWR)
+        self.leave()
+
+
+def abort_groups(groups: Sequence[Any]) -> None:
+    """Abort process groups, in threads since NCCL needs half a second for each. Errors are ignored.
+
+    Operations of NCCL wait on the device. An abort ends them, and their results are garbage. gloo's frees no thread.
+    """
+    with ThreadPoolExecutor(len(groups) or 1) as threads:
+        threads.map(lambda group: group.abort(), groups)
 
 
 def _sockets() -> dict[int, str]:
