@@ -52,16 +52,14 @@ def test_a_mismatch_is_an_error_with_a_table_and_changes_no_weights(
         assert target.state == "ready"
 
 
-def boxes(*offsets: int) -> object:
-    """Return a function that gives each rank a box of two rows of a tensor of 4 rows."""
-    return lambda rank: {"w": px.weights.ShardSpec((4, 2), (((offsets[rank], 0), (2, 2)),))}
-
-
 @pytest.mark.parametrize(
     ("offsets", "words"), [((0, 0), r"w .*\[2:4, 0:2\]"), ((0, 1, 2), "overlap")], ids=["hole", "overlap"]
 )
 def test_holes_and_overlaps_of_source_boxes_are_found(offsets: tuple[int, ...], words: str) -> None:
-    publishing = Publisher.bind(lambda _: {"w": torch.ones(2, 2)}, boxes=boxes(*offsets))
+    def two_of_four_rows(rank: int) -> dict[str, px.weights.ShardSpec]:
+        return {"w": px.weights.ShardSpec((4, 2), (((offsets[rank], 0), (2, 2)),))}
+
+    publishing = Publisher.bind(lambda _: {"w": torch.ones(2, 2)}, boxes=two_of_four_rows)
     accepting = Accepter.bind(lambda _: {"w": torch.zeros(4, 2)})
     sides = linked(publishing, accepting, sizes=(len(offsets), 1))
     with sides as (_, _, sync), pytest.raises(px.weights.WeightsMismatch) as raised:
@@ -94,6 +92,17 @@ def test_weights_that_cannot_be_published_are_refused_by_name(model: object, box
     publishing = Publisher.bind(lambda _: model, boxes=lambda _: boxes)
     with pytest.raises(px.DeclarationError, match=why), linked(publishing, Rollout) as (_, _, sync):
         sync()
+
+
+@pytest.mark.parametrize("form", ["expanded", "meta"])
+def test_a_target_tensor_without_memory_for_each_element_is_refused_by_name(form: str) -> None:
+    def blank(_: int) -> dict[str, torch.Tensor]:
+        return {"w": torch.zeros(1).expand(3) if form == "expanded" else torch.zeros(3, device="meta")}
+
+    with linked(Publisher.bind(lambda _: {"w": torch.ones(3)}), Accepter.bind(blank)) as (_, target, sync):
+        with pytest.raises(px.DeclarationError, match="w cannot be written by a sync"):
+            sync()
+        assert str(px.weights.status(target, NAME)[0]) == "none"
 
 
 def test_unknown_names_of_weights_are_refused_with_the_known_names() -> None:

@@ -134,11 +134,10 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
     form = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     changed = [name for name, one in planned.tensors.items() if form.get(name) != (one.shape, one.dtype)]
-    odd = added + changed + moved
     # Only one name of a tie is sent: the other must have the same values.
     ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
     untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
-    if odd := odd or list(untied):
+    if odd := added + changed + moved or list(untied):
         raise WeightsMismatch(
             f"{len(odd)} tensors do not match the plan of this sync: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"

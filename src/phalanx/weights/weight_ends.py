@@ -15,13 +15,7 @@ from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationEr
 from phalanx.tracing.spans import span as px_span
 from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
 from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes, tensor_digest
-from phalanx.weights.local_layout import (
-    LocalLayout,
-    current_tensors,
-    model_of,
-    named_tensors,
-    read_layout,
-)
+from phalanx.weights.local_layout import LocalLayout, current_tensors, model_of, named_tensors, read_layout
 from phalanx.weights.manifest import Manifest, Tensors, dtype_named
 from phalanx.weights.shared_memory import HostMemory, allocate_tensors, location_of
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoing, Sent, SyncRequest, lost
@@ -223,16 +217,24 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
             f"keeps; others are {', '.join(odd[:5])}: accept the weights without share=True, which copies"
         )
     for name in layout.held:
-        target[name].data = tensors[layout.ties.get(name, name)].detach()
+        target[name].data = tensors[layout.ties.get(name, name)]
 
 
 def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:
     """Return the tensors to write: the role's own or, for a ``load`` function, tensors in memory of this library.
 
     The memory is kept from sync to sync, and processes of an engine may open it.
+
+    Raises:
+        DeclarationError: if a tensor cannot be written, since it has no memory or its elements share memory.
     """
     if accepted.load is None:
-        return read_layout(accepted), None
+        layout = read_layout(accepted)
+        for name, tensor in layout.tensors.items():
+            if not accepted.share and (tensor.is_meta or torch._debug_has_internal_overlap(tensor) == 1):
+                text = "is on the meta device, or its elements share memory (expand()); accept a dense tensor in memory"
+                raise DeclarationError(f"{name} cannot be written by a sync: it {text}")
+        return layout, None
     if accepted.model is not None:
         held, ties, like = read_layout(accepted)
     else:
