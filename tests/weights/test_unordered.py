@@ -30,7 +30,9 @@ def last_comes_first() -> None:
             waiting.discard(mine)
         await come(self, refs)
 
-    AsyncWorkerActor._px_come = out_of_order
+    for named in AsyncWorkerActor.__subclasses__():
+        for actor_class in named.__subclasses__():  # to which Ray has copied the methods
+            actor_class._px_come = out_of_order
 
 
 class Engine(px.Worker):
@@ -38,26 +40,29 @@ class Engine(px.Worker):
 
     def __init__(self) -> None:
         last_comes_first()
-        self.model = network(1)
-        self.accept_weights(NAME, self.model)
+        self.models = [network(1), network(2)]
+        for name, model in zip((NAME, "other"), self.models, strict=True):
+            self.accept_weights(name, model)
 
     @px.register
-    async def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.model.named_parameters()}
+    async def values(self) -> list[dict[str, torch.Tensor]]:
+        return [dict(model.named_parameters()) for model in self.models]
 
 
 @pytest.mark.slow
-def test_concurrent_syncs_are_applied_in_order(ray_cluster: None) -> None:
+def test_concurrent_syncs_of_two_names_are_applied_in_order(ray_cluster: None) -> None:
     with (
         px.ResourcePool([3], use_gpu=False) as pool,
         px.WorkerGroup(pool[0:1], Actor) as source,
         px.WorkerGroup(pool[1:3], Engine, max_concurrency=16) as engine,
-        px.WeightSync(source, engine, NAME) as sync,
+        px.WeightSync(source, engine, NAME, timeout=30) as sync,
+        px.WeightSync(source, engine, "other", source_name=NAME, timeout=30) as other,
     ):
         sync()
-        _, futures = zip(*((source.train.submit(), sync.submit()) for _ in range(3)), strict=True)
-        numbers = [future.result(60).number for future in futures]
+        other()
+        futures = [each.submit() for each in (source.train, sync, sync, other) * 3]
+        numbers = [future.result(60).number for at, future in enumerate(futures) if at % 4]
 
         assert numbers == sorted(set(numbers))
         (now,) = source.values()
-        assert all(same(now, one) for one in engine.values())
+        assert all(same(now, one) for models in engine.values() for one in models)

@@ -53,9 +53,7 @@ def test_a_sync_sends_the_trained_weights_to_every_rank(sync: px.WeightSync, bot
         assert str(version).endswith("4 tensors changed")
         assert all(same(one, actor.values()[0]) for one in rollout.values())
         assert rollout.version() == [version.number] * 2
-        assert {str(one) for one in px.weights.status(rollout, NAME).values()} == {
-            f"complete({version.number})"
-        }
+        assert {*map(str, px.weights.status(rollout, NAME).values())} == {f"complete({version.number})"}
 
 
 def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close(
@@ -72,9 +70,7 @@ def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close
             use()
 
 
-def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
-    sync: px.WeightSync, both: Both
-) -> None:
+def test_an_error_in_the_source_is_raised_and_the_next_sync_works(sync: px.WeightSync, both: Both) -> None:
     both[0].run(lambda actor: setattr(actor, "steps", "three"))
     with pytest.raises(ValueError, match="three"):
         sync()
@@ -83,9 +79,7 @@ def test_an_error_of_a_sources_own_code_is_raised_and_the_next_sync_works(
     assert sync().step == 3
 
 
-def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
-    sync: px.WeightSync, both: Both
-) -> None:
+def test_calls_around_a_sync_have_the_version_of_their_turn(sync: px.WeightSync, both: Both) -> None:
     actor, rollout = both
     number = sync().number
     before = rollout.version.submit()

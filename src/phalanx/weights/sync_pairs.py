@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, gather
+from phalanx.calls.in_flight import calls_of
 from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
 from phalanx.errors import CallError, DeclarationError, PhalanxError, WeightsTransferError
@@ -26,6 +27,8 @@ from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, tran
 from phalanx.wire.messages import WeightsKey
 
 _log = logging.getLogger("phalanx")
+_SYNCS = (": sync", ": send", ": receive")
+"""Ends of the titles of the calls of a sync."""
 
 
 class Ranks(Protocol):
@@ -125,23 +128,19 @@ class SyncPair:
         links = request.plan.bytes_by_link().items()
         return sum(nbytes for (*_, locality), nbytes in links if request.transports[locality] != STORAGE)
 
-    def send(self, request: SyncRequest, last: Sequence[Call]) -> Iterator[Call]:
-        """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
-
-        Args:
-            last: the calls of the previous sync, which may still run.
-        """
+    def send(self, request: SyncRequest) -> Iterator[Call]:
+        """Send the calls of a sync, on the source's group first. Roles of one group have a single call."""
         source, target, handler = self.source, self.target, weight_handlers.sync
         request = request._replace(connection=self.request.connection)
         immediate = source.core.backend.immediate
         if source.core is target.core and not immediate:
             both = replace(source, fixed=tuple(sorted({*source.ranks, *target.ranks})))
-            yield both.run("sync", handler, request, ("source", "target"), *_earlier(both, last))
+            yield both.run("sync", handler, request, ("source", "target"), *_earlier(both))
             return
-        sent = source.run("send", handler, request, ("source",), *_earlier(source, last))
+        sent = source.run("send", handler, request, ("source",), *_earlier(source))
         yield sent
         if not (immediate and sent.has_failed()):  # inline, sources have run: nothing would arrive
-            yield target.run("receive", handler, request, ("target",), *_earlier(target, last))
+            yield target.run("receive", handler, request, ("target",), *_earlier(target))
 
     def close(self) -> None:
         """Release the endpoints on the ranks that can be reached, without waiting. Their numbers may have changed."""
@@ -149,11 +148,13 @@ class SyncPair:
             side.notify(side.core.epoch.reached, weight_handlers.disconnect, self.request.connection)
 
 
-def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
-    """Return the earlier calls that asynchronous ranks must wait for, since they may begin calls in any order."""
-    if not side.core.handle.asynchronous or side.core.backend.immediate:
-        return ()
-    return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
+def _earlier(side: SyncSide) -> list[CallFuture[Any]]:
+    """Return the running syncs that asynchronous ranks must wait for, since they may begin calls in any order.
+
+    All groups then begin syncs in the order of sending, so that no two ranks wait for each other in different syncs.
+    """
+    calls = calls_of(side.core) if side.core.handle.asynchronous else ()
+    return [CallFuture(call) for call in calls if call.method.endswith(_SYNCS) and not call.all_ended()]
 
 
 def connect_pair(
@@ -191,8 +192,8 @@ def connect_pair(
         if refusal and transports[Locality.NODE] == SHARED_MEMORY:
             text = "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s"
             _log.warning(text, target.key[1], source.title, target.title, refusal)
-        name = secrets.token_hex(8)
-        request = ConnectRequest(name, plan, bucket_bytes, transports, everything, store, delta)
+        connection = secrets.token_hex(8)
+        request = ConnectRequest(connection, plan, bucket_bytes, transports, everything, store, delta)
         pair = SyncPair(request, source, target, newest, epochs)
         with contextlib.ExitStack() as undo:
             undo.callback(pair.close)

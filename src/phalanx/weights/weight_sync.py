@@ -232,12 +232,11 @@ class WeightSync:
         if self._staleness is not None:
             self._staleness._request("expect", request.number)
         sent: dict[SyncPair, list[Call]] = {pair: [] for pair in pairs}
-        earlier = self._running.calls if self._running else ()
         try:
             for pair, calls in sent.items():
                 # before the outcome: the caller may restart the group without asking for it
                 pair.target.core.had_weights.setdefault(pair.target.key, request.number)
-                calls.extend(pair.send(request, earlier))
+                calls.extend(pair.send(request))
         except BaseException:
             for call in itertools.chain(*sent.values()):
                 with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
@@ -398,7 +397,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
     """
 
     __phalanx_future__ = False  # the value is made on the driver
-    __slots__ = ("_began", "_outcome", "_sync", "calls", "expect_change", "is_resync", "number", "sent")
 
     def __init__(
         self,
