@@ -13,17 +13,7 @@ from phalanx.declare.context import WorkerContext
 from phalanx.declare.weight_declarations import Accepted, WeightsDeclared
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_ends import WeightSource
-from tests.weights.weight_workers import (
-    NAME,
-    Actor,
-    Fussy,
-    Rollout,
-    groups,
-    joined,
-    linked,
-    network,
-    same,
-)
+from tests.weights.weight_workers import NAME, Actor, Fussy, Rollout, groups, joined, linked, network, same
 
 
 def statuses(group: px.WorkerGroup) -> list[str]:

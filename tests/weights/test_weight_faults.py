@@ -131,9 +131,10 @@ def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repai
     assert arrived_whole(both)
 
 
-def test_a_target_that_fails_before_it_is_connected_does_not_delay_its_source(both: Both) -> None:
+@pytest.mark.parametrize("transport", ["shared memory", "gloo"])
+def test_a_target_that_fails_before_it_connects_does_not_delay_its_source(both: Both, transport: Any) -> None:
     source, target = both
-    with syncing(source, target) as sync:
+    with syncing(source, target, transport=transport) as sync:
         sync.explain()  # plans
         target[0].run(lambda worker: worker.other.update(w=torch.zeros(ROWS, 8)))
 

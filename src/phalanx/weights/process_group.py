@@ -9,6 +9,7 @@ next sync creates another.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -58,47 +59,48 @@ class ProcessGroupEndpoint(Endpoint):
         self._deadline = Deadline(0)
 
     def _create(self, deadline: Deadline) -> None:
-        """Create the groups at the first sync, in which all members must take part."""
+        """Create the groups at the first sync, in which all members must take part. After an error, close this end."""
         if self._is_closed:
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
             return
         peer, names = "the other ranks of the sync", list(map(_name, self._members[None]))
-        prefix, address = f"weights/{self.request.connection}", self.request.store
-        host, _, port = address.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
-        absent: list[str] = []
         try:
             # the sockets are noted, so that a cancelled call can close them
             with collectives.noting():
-                store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
-                arrivals = PrefixStore(f"{prefix}/members", store)
-                arrivals.set(_name(self._me), "here")
-                try:  # NCCL waits for its ranks without a limit
-                    arrivals.wait(names, limit)
-                except RuntimeError:
-                    absent = [name for name in names if not arrivals.check([name])]
-                    raise
+                store = self._open_store(limit)
+                store.set(_name(self._me), "here")
+                with contextlib.suppress(RuntimeError):  # NCCL waits for its ranks without a limit
+                    store.wait(names, limit)
+                absent = [name for name in names if not store.check([name]) or store.get(name) != b"here"]
+                if absent:
+                    peer = absent[0]
+                    raise RuntimeError(f"absent ranks: {', '.join(absent)}")
                 for number, (subgroup, members) in enumerate(self._members.items()):
                     if self._me in members:
-                        own_store = PrefixStore(f"{prefix}/{number}", store)
+                        own_store = PrefixStore(str(number), store)
                         self._groups[subgroup] = self._make(own_store, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
-            self.close()
             raise lost(
-                absent[0] if absent else peer,
-                f"no process group of {len(names)} ranks could be created over the store at {address} ({error}); "
-                f"absent ranks: {', '.join(absent) or 'none'}. Ranks of both groups must reach each other's ports "
+                peer,
+                f"no process group of {len(names)} ranks could be created over the store at {self.request.store} "
+                f"({error}). Ranks of both groups must reach each other's ports "
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
         if self._is_closed:  # by another thread, during the creation
-            self.close()
             raise WeightsTransferError("this process group was closed; sync again")
 
         # Memory for a bucket of each source, kept from sync to sync.
         self._buffers = [
             torch.empty(self.capacity, dtype=torch.uint8, device=self.device) for _ in self.streams
         ]
+
+    def _open_store(self, limit: timedelta) -> Store:
+        """Return the store of this connection. A rank is "here", or "closed", under its name."""
+        host, _, port = self.request.store.rpartition(":")
+        store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
+        return PrefixStore(f"weights/{self.request.connection}", store)
 
     def _make(self, store: Store, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
         rank, size, device = members.index(self._me), len(members), self.device
@@ -123,9 +125,7 @@ class ProcessGroupEndpoint(Endpoint):
     @property
     def _links(self) -> list[Bucket]:
         """An empty bucket for each peer."""
-        if self._me[0] == "source":
-            return [Bucket(self.rank, 0, 0, (reader,), ()) for reader in self.readers]
-        return [Bucket(source, 0, 0, (self.rank,), ()) for source in self.streams]
+        return [Bucket(source, 0, 0, (reader,), ()) for source, reader in self.links]
 
     def _agree(self, deadline: Deadline) -> None:
         """Create the groups, and report the targets' versions to the sources."""
@@ -228,6 +228,9 @@ class ProcessGroupEndpoint(Endpoint):
 
     def close(self) -> None:
         groups, self._groups = [*self._groups.values()], {}
+        if not groups and not self._is_closed:
+            with contextlib.suppress(RuntimeError, ValueError):  # the other ranks would wait for this rank
+                self._open_store(timedelta(seconds=1)).set(_name(self._me), "closed")
         self._is_closed = True
         abort_groups(groups)
         self._buffers = []  # until then, a kernel may be writing to them

@@ -189,6 +189,13 @@ class Endpoint:
         return sorted({reader for bucket in self.buckets for reader in bucket.readers})
 
     @property
+    def links(self) -> list[tuple[int, int]]:
+        """(source rank, target rank) of this rank with each of its peers."""
+        if self.request.side == "source":
+            return [(self.rank, reader) for reader in self.readers]
+        return [(source, self.rank) for source in self.streams]
+
+    @property
     def capacity(self) -> int:
         """Bytes of the largest packed bucket."""
         return max(map(self.packing.capacity, self.buckets))

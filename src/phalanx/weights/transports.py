@@ -46,10 +46,7 @@ class CopyEndpoint(Endpoint):
     """
 
     def __post_init__(self) -> None:
-        pairs = [(source, self.rank) for source in self.streams]
-        if self.request.side == "source":
-            pairs = [(self.rank, reader) for reader in self.readers]
-        keys = [(self.request.connection, *pair) for pair in pairs]
+        keys = [(self.request.connection, *link) for link in self.links]
         self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
