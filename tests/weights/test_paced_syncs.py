@@ -27,10 +27,7 @@ def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int) -> 
 
 def test_each_sync_sets_the_version_in_training_and_of_new_rows(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
-    with (
-        px.WeightSync(*groups, NAME, staleness=staleness) as sync,
-        px.Channel() as channel,
-    ):
+    with px.WeightSync(*groups, NAME, staleness=staleness) as sync, px.Channel() as channel:
         for number in (1, 2, 3):
             assert sync().number == staleness.version == number
             assert generate(staleness, channel, 4) == number
@@ -43,10 +40,7 @@ def test_each_sync_sets_the_version_in_training_and_of_new_rows(groups: Any) -> 
 
 def test_a_repeated_sync_of_one_step_counts_no_rows_as_trained(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
-    with (
-        px.WeightSync(*groups, NAME, staleness=staleness) as sync,
-        px.Channel() as channel,
-    ):
+    with px.WeightSync(*groups, NAME, staleness=staleness) as sync, px.Channel() as channel:
         sync()
         generate(staleness, channel, 4)
         sync()

@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, SlotView, copy_slots, write_slot
@@ -85,14 +85,6 @@ class PeerConnection:
             self._connection.close()
 
 
-class RingAddress(NamedTuple):
-    """Address of a source's ring: socket, and bytes and handle of the memory."""
-
-    socket: bytes
-    nbytes: int
-    handle: bytes
-
-
 class RingSender(Endpoint):
     """The endpoint of a source, with a ring on its device.
 
@@ -107,7 +99,7 @@ class RingSender(Endpoint):
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("")
         self._listener.listen(1024)
-        self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
+        self.address = self._listener.getsockname(), nbytes, self._memory.handle
         self._readers: dict[int, PeerConnection] = {}
         self._opened = functools.cache(open_tensors)  # once, and not in every sync
 
@@ -180,12 +172,12 @@ class RingReceiver(Endpoint):
         self._rings: dict[int, HostMemory | DeviceMemory] = {}
         deadline = Deadline(_CONNECT_S)
         for source in self.streams:
-            peer, address = f"source rank {source}", self.request.addresses[source]
+            peer, (address, nbytes, handle) = f"source rank {source}", self.request.addresses[source]
             connecting = socket.socket(socket.AF_UNIX)
             try:
                 connecting.settimeout(deadline.left(peer))
-                connecting.connect(address.socket)
-                self._rings[source] = memory_on(self.device).open(address.handle, address.nbytes, self.device)
+                connecting.connect(address)
+                self._rings[source] = memory_on(self.device).open(handle, nbytes, self.device)
                 self._sources[source] = PeerConnection(connecting, peer)
                 self._sources[source].send(self.rank, deadline)
             except BaseException as error:

@@ -109,9 +109,18 @@ def location_of(tensors: Tensors) -> bytes:
 
 
 def open_tensors(location: bytes) -> Tensors:
-    """Return the tensors at a location. Their memory is unmapped once nothing refers to them."""
+    """Return the tensors at a location. Their memory is unmapped once nothing refers to them.
+
+    Raises:
+        WeightsTransferError: if the memory was freed.
+    """
     handle, _, nbytes, table = pickle.loads(location)
-    memory = HostMemory.open(handle, nbytes)
+    try:
+        memory = HostMemory.open(handle, nbytes)
+    except OSError as error:
+        raise WeightsTransferError(
+            f"memory for weights was freed ({error}): its process or its sync ended"
+        ) from error
     return {name: memory.view(*place) for name, *place in table}
 
 

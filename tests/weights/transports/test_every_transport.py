@@ -18,6 +18,7 @@ from phalanx.weights.digests import digest_boxes
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.manifest import Tensors
 from phalanx.weights.plan import Locality, Locations, RankLocation
+from phalanx.weights.shared_memory import allocate_tensors, location_of, open_tensors
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Endpoint, Outgoing
 from phalanx.weights.transports import (
     COPY,
@@ -146,9 +147,7 @@ def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
 
 @pytest.mark.parametrize("transport", [CUDA_IPC, NCCL])
 def test_a_device_transport_refuses_host_tensors(transport: str) -> None:
-    with pytest.raises(
-        WeightsTransferError, match=f"transport '{transport}' needs all tensors of source rank 0"
-    ):
+    with pytest.raises(WeightsTransferError, match=f"'{transport}' needs all tensors of source rank 0"):
         make_endpoints(single(transport, one_node(1, 1)), 0, CPU)
 
 
@@ -167,6 +166,16 @@ def test_an_error_of_a_device_after_the_end_of_the_source_names_the_source() -> 
             receiver.receive(write, Deadline(30))
     assert sending.exception() is not None
     receiver.close()
+
+
+def test_a_location_of_freed_memory_is_refused() -> None:
+    memory, tensors = allocate_tensors({"w": torch.zeros(4)})
+    location = location_of(tensors)
+    memory.close()
+    with pytest.raises(
+        WeightsTransferError, match=r"memory for weights was freed .*: its process or its sync"
+    ):
+        open_tensors(location)
 
 
 def test_an_unreachable_end_names_its_source_or_the_variable_for_the_network() -> None:
