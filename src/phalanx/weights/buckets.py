@@ -185,7 +185,7 @@ class DeltaPacking(Packing):
         array: Any = memory.numpy()
         at = 0
         for slot in bucket.slots:
-            new = read(slot).detach().to(dtype_named(slot.dtype))
+            new = read(slot).to(dtype_named(slot.dtype))
             old = self._base.get((bucket.number, slot.offset))
             changed, payload = make_delta(new, old)
             if old is None:
@@ -237,5 +237,5 @@ def apply_delta(changed: int, payload: memoryview | bytes, tensor: torch.Tensor)
 
 def _integers(tensor: torch.Tensor) -> Any:
     """Return the bits of a tensor: its own memory if it is contiguous on the host, else a copy."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.cpu().contiguous().reshape(-1)
     return flat.view(INTEGERS[tensor.element_size()]).numpy()

@@ -75,9 +75,10 @@ def tensor_digest(tensor: torch.Tensor, *, verify: Verify = "sampled", version: 
 
 def _view(tensor: torch.Tensor, dtype: torch.dtype, verify: Verify) -> Any:
     """Return a numpy array if possible, which is sampled in a fifth of torch's time; else the tensor."""
-    if verify == "full" or tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.is_conj():
-        return tensor.detach()
-    return tensor.detach().view(INTEGERS[dtype.itemsize]).numpy()
+    elements = tensor.resolve_conj().resolve_neg()
+    if verify == "full" or tensor.device.type != "cpu" or tensor.dtype != dtype:
+        return elements
+    return elements.view(INTEGERS[dtype.itemsize]).numpy()
 
 
 def _box_digest(elements: Any, box: Box, dtype: torch.dtype, verify: Verify, version: int) -> bytes:
@@ -117,8 +118,7 @@ def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...
 
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
     """Return the elements as ``dtype`` in contiguous host memory."""
-    flat = tensor.detach().to(dtype=dtype).resolve_conj().contiguous().reshape(-1)
+    flat = tensor.to(dtype=dtype).contiguous().reshape(-1)
     if flat.stride(0) != 1:  # a single element keeps the stride of the tensor that it was cut from
         flat = flat.clone(memory_format=torch.contiguous_format)
-    array: Any = flat.view(torch.uint8).cpu().numpy()
-    return memoryview(array) if flat.numel() else b""
+    return flat.view(torch.uint8).cpu().numpy()

@@ -181,8 +181,7 @@ class WeightRegistry:
     def arrived_over(self, key: WeightsKey, connection: str) -> int:
         """Return the version that arrived over a connection and is complete; 0 if there is none."""
         weights = self.weights(key)
-        is_current = weights.status == "complete" and weights.connection == connection
-        return weights.number or 0 if is_current else 0
+        return weights.number or 0 if weights.connection == connection else 0
 
     def _put(self, key: WeightsKey, weights: Weights) -> None:
         self._weights[key] = weights
