@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError, InternalError
-from phalanx.wire.codec import decode, encode
+from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.pack import Sink
 from tests.wire.routes import Pair, Token, by_every_route, payload, through_buffers, through_bytes
 
@@ -295,7 +295,7 @@ def test_encoding_patches_no_global_state_and_planning_imports_no_optional_packa
     assert subprocess.run([sys.executable, "-c", UNPATCHED], check=False).returncode == 0
 
 
-def test_a_tensordict_keeps_its_structure() -> None:
+def test_a_tensordict_keeps_its_structure_and_has_the_device_of_its_tensors() -> None:
     tensordict = pytest.importorskip("tensordict")
     sent = tensordict.TensorDict(
         {
@@ -311,3 +311,7 @@ def test_a_tensordict_keeps_its_structure() -> None:
     assert (arrived["note"], list(arrived["texts"])) == ("hello", ["a", "b", "c", "d"])
     assert torch.equal(arrived["ids"], sent["ids"])
     assert payload(encode(sent[:2].select("ids"))) == sent["ids"][:2].nbytes
+    with decoding(device=torch.device("meta")):
+        moved = decode(encode(sent.to("cpu").lock_()))
+    assert {moved.device.type, moved["inner"].device.type, moved["ids"].device.type} == {"meta"}
+    assert (moved.is_locked, decode(encode(moved)).device.type, arrived.device) == (True, "meta", None)

@@ -8,6 +8,7 @@ belong to this pickler alone.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 from collections import OrderedDict
@@ -58,8 +59,7 @@ class Encoded:
     @property
     def nbytes(self) -> int:
         """Bytes of the head and of all buffers."""
-        head = len(self.head)  # bytes, or a view of bytes
-        return head + sum([memoryview(buffer).nbytes for buffer in self.buffers]) if self.buffers else head
+        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
     def to_bytes(self) -> bytes:
         """Return the value as a single bytes object for `decode`."""
@@ -195,6 +195,8 @@ class _Pickler(cloudpickle.Pickler):
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)
+        elif kind.__module__.startswith("tensordict.") and kind in copyreg.dispatch_table:
+            reduced = unpack.tensor_dict, copyreg.dispatch_table[kind](obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _replace(self, token: Value) -> tuple[Any, ...]:

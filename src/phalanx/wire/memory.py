@@ -153,8 +153,8 @@ def tensor_over(
 @functools.cache
 def _copiers() -> ThreadPoolExecutor:
     """Return the thread pool for copies."""
-    cores = len(os.sched_getaffinity(0))
-    return ThreadPoolExecutor(min(_MOST_THREADS, cores), thread_name_prefix="phalanx-copy")
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    return ThreadPoolExecutor(threads, thread_name_prefix="phalanx-copy")
 
 
 os.register_at_fork(after_in_child=_copiers.cache_clear)

@@ -63,7 +63,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
     else:
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor)
-    if not _has_plain_bytes(plain):
+    if plain.layout is not torch.strided or plain.is_quantized or plain.is_nested or plain.is_meta:
         return None
     facts = _describe(sink, plain, tensor.requires_grad and tensor.is_leaf)
     if cls is torch.Tensor:
@@ -85,15 +85,6 @@ def _pickles_itself(cls: type) -> bool:
         or cls.__reduce__ is not torch.Tensor.__reduce__
         or cls.__setstate__ is not torch.Tensor.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
         or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
-    )
-
-
-def _has_plain_bytes(plain: torch.Tensor) -> bool:
-    return (
-        plain.layout is torch.strided
-        and not plain.is_quantized
-        and plain.device.type != "meta"
-        and not plain.is_nested
     )
 
 

@@ -56,7 +56,7 @@ class decoding:
 
     readonly: bool = False
     restore: Callable[[Any], Any] | None = None
-    device: Any = None
+    device: torch.device | None = None
     meter: Meter | None = None
     _token: Token[decoding] = field(init=False)
 
@@ -86,17 +86,14 @@ class Frame:
         self, buffers: Sequence[Any], tokens: Sequence[Any], readonly: bool, arrival: decoding
     ) -> None:
         self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
-        self._tokens = tokens
+        self.tokens = tokens
         self._private = not (arrival.readonly or readonly)
-        self._restore = arrival.restore
+        self.restore = arrival.restore
         self._blocks: dict[int, torch.Tensor] = {}
         self._arrays: dict[int, bytearray] = {}
         self._on_device: dict[int, torch.Tensor] = {}
-        if self._private and arrival.device is None and len(buffers) > 1:
-            self._copy_together()
-
-    def _copy_together(self) -> None:
-        if sum(view.nbytes for view in self._views) >= PARALLEL_FROM:
+        copied = self._private and arrival.device is None
+        if copied and sum(view.nbytes for view in self._views) >= PARALLEL_FROM:
             large = [place for place, view in enumerate(self._views) if view.nbytes >= _COPIED_TOGETHER]
             copies = private_copies([self._views[place] for place in large])
             self._blocks = dict(zip(large, copies, strict=True))
@@ -150,11 +147,6 @@ class Frame:
             self._arrays[place] = bytearray(view)
         return self._arrays[place]
 
-    def token(self, index: int) -> Value:
-        """Return the object of a placeholder, to which a pickle refers once: it has a placeholder for each object."""
-        given = self._tokens[index]
-        return given if self._restore is None else self._restore(given)
-
 
 #: The frame of the value that this thread or task decodes.
 open_frame: ContextVar[Frame] = ContextVar("phalanx_open_frame")
@@ -183,11 +175,9 @@ def _tensor(
 
     ``strides`` are in elements; None: contiguous.
     """
-    kind, device, requires_grad = getattr(torch, dtype), None, bool(flags & REQUIRES_GRAD)
-    arrival = current_arrival()
-    if arrival.device is not None:
-        target = torch.device(arrival.device)
-        device = None if target.type == "cpu" else target
+    kind, device, requires_grad = getattr(torch, dtype), current_arrival().device, bool(flags & REQUIRES_GRAD)
+    if device is not None and device.type == "cpu":
+        device = None
     if place == -1:
         return torch.empty_strided(shape, strides or (), dtype=kind, device=device or "cpu"), requires_grad
     return open_frame.get().tensor(place, kind, shape, strides, device), requires_grad
@@ -209,6 +199,12 @@ def subclass(cls: type[torch.Tensor], *description: Any) -> torch.Tensor:
     return torch.Tensor._make_subclass(cls, *_tensor(*description))
 
 
+def tensor_dict(rebuild: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Return a TensorDict. Its device, if it has one, becomes that of its tensors, which differs from the sender's."""
+    made, device = rebuild(*arguments), current_arrival().device or "cpu"
+    return made if made.device is None or made.device.type == "meta" else made.to(device)
+
+
 def set_state(obj: torch.Tensor, state: Value) -> None:
     """Restore the attributes of a tensor."""
     torch_utils._set_obj_state(obj, state)
@@ -218,9 +214,11 @@ def array(place: int, dtype: Value, shape: Dims, strides: Dims | None) -> Value:
     """Return an array over a buffer (-1: no bytes), with ``strides`` in bytes (None: C order)."""
     if place == -1:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, np.dtype(dtype), buffer=open_frame.get().array_buffer(place), strides=strides)
+    return np.ndarray(shape, dtype, buffer=open_frame.get().array_buffer(place), strides=strides)
 
 
 def token(index: int) -> Value:
-    """Return the object of placeholder ``index``."""
-    return open_frame.get().token(index)
+    """Return the object of placeholder ``index``, to which a pickle refers once."""
+    frame = open_frame.get()
+    given = frame.tokens[index]
+    return given if frame.restore is None else frame.restore(given)
