@@ -14,7 +14,9 @@ import ray
 from ray.util import placement_group_table
 
 import phalanx as px
+from phalanx.backends.ray.cluster import ClusterReader
 from phalanx.session.session import session
+from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.slow
 
@@ -119,12 +121,15 @@ def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
     px.attach("unlucky").close(pool=True)
 
 
-def test_a_second_detached_group_of_one_name_is_refused_and_the_first_stays(
+def test_a_second_detached_group_of_one_name_is_refused_and_the_first_stays_with_its_run(
     drive: Callable[[str], str],
 ) -> None:
     make = "detached('taken')"
     drive(make)
+    cluster = ClusterReader(ray.get_runtime_context().gcs_address)
+    run = cluster.registry().find("taken").run
     try:
+        assert within(10, lambda: (run, True) in [(one.run, one.ended) for one in cluster.registry().runs])
         with pytest.raises(AssertionError, match=r"detached group 'taken'.*px\.attach\('taken'\)"):
             drive(make)
         assert px.attach("taken").up(1) == [1, 1]

@@ -32,6 +32,7 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
     group = GroupRecord("abc123", 1, "trainer", "ready", 0, "pool-1", 1060.0, "Actor")
     run = {"run": "abc123", "script": "train.py", "pid": 7, "host": "head", "started": 1000.0}
     run |= {
+        "ended": facts.pop("ended", False),
         "groups": [{**asdict(group), "ranks": ranks, **facts}],
         "channels": [asdict(channel) for channel in channels],
     }
@@ -66,6 +67,7 @@ def test_channels_of_a_run_are_listed_with_their_counts_and_missing_drivers_are_
 
     line = next(line for line in shown(channels=[channel]).splitlines() if "rollouts" in line)
     assert " ".join(line.split()) == "rollouts 8 items 3 2.0 KiB 20 s 1 0 2 12.5 0 5"
+    assert "train.py  its driver has ended" in shown(ended=True)
     assert "no driver of Phalanx" in str(render({"address": "head:6379", "at": 0.0, "runs": []}))
 
 
@@ -73,11 +75,8 @@ def test_running_calls_have_readable_names_and_the_longest_call_is_first() -> No
     methods = {1: "actor.__phalanx_run__", 2: "update", 3: ""}
     status = ProcessStatus(True, {1: 0.5, 2: 3.0, 3: 1.0}, methods=methods)
 
-    assert [tuple(call.values()) for call in rank_status(rank(0), status)["doing"]] == [
-        ("update", 3.0),
-        ("a call", 1.0),
-        ("actor.run(...)", 0.5),
-    ]
+    calls = [tuple(call.values()) for call in rank_status(rank(0), status)["doing"]]
+    assert calls == [("update", 3.0), ("a call", 1.0), ("actor.run(...)", 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,7 @@ def test_ranks_with_the_same_stack_are_shown_together() -> None:
     stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
     gone = ProcessStatus(False, note="its process has ended")
 
-    statuses = enumerate([waits, stands, waits, gone])
-    data = [rank_status(rank(number), status) for number, status in statuses]
+    data = [rank_status(rank(number), status) for number, status in enumerate([waits, stands, waits, gone])]
 
     assert by_place(data) == [
         ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),

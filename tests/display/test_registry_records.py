@@ -20,7 +20,7 @@ from phalanx.wire.messages import SideChannel
 
 
 def run(name: str, job: str = "01", started: float = 1.0) -> RunRecord:
-    return RunRecord(name, job, 7, "host", started, "train.py", "0.1.0")
+    return RunRecord(name, job, 7, "host", started, "train.py")
 
 
 def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> GroupRecord:

@@ -115,13 +115,11 @@ def logs(
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         try:
-            files = [Lines(partial(observer.read, entry)) for entry in ranks]
+            files = [(entry, Lines(partial(observer.read, entry))) for entry in ranks]
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    for entry, texts in zip(
-                        ranks, [file.new(last=not follow) for file in files], strict=True
-                    ):
-                        for text in deque(texts, maxlen=tail):
+                    for entry, file in files:
+                        for text in deque(file.new(last=not follow), maxlen=tail):
                             line = prefix_of(found.label, [entry.rank], [entry.host]) + text
                             typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
                     if not follow:

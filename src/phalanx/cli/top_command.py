@@ -107,8 +107,11 @@ def render(overview: dict[str, Any], rows: int | None = None) -> Any:
     for run in overview["runs"]:
         since = time.strftime("%H:%M", time.localtime(run["started"]))
         where = f"  pid {run['pid']} on {run['host']}  up {duration(at - run['started'])}, since {since}\n"
-        name = (run["run"], "bold cyan")
-        parts.append(Text.assemble(("run ", "dim"), name, f"  {run['script']}", (where, "dim")))
+        if run["ended"]:  # and has left detached groups
+            where = "  its driver has ended\n"
+        parts.append(
+            Text.assemble(("run ", "dim"), (run["run"], "bold cyan"), f"  {run['script']}", (where, "dim"))
+        )
         parts += [_group_table(group, at, rows) for group in run["groups"]] or [Text("  no groups\n")]
         parts += [_channel_table(run["channels"], at)] if run["channels"] else []
     return Group(*parts)

@@ -64,7 +64,10 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run, by its driver. ``started`` is a Unix time; ``job`` is the backend's id of the driver."""
+    """A run, by its driver. ``started`` is a Unix time; ``job`` is the backend's id of the driver.
+
+    ``ended`` is set by the reader: a run with a detached group outlives its driver.
+    """
 
     run: str
     job: str
@@ -72,7 +75,7 @@ class RunRecord:
     host: str
     started: float
     script: str
-    version: str
+    ended: bool = False
 
     @property
     def key(self) -> str:

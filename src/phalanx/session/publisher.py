@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib.metadata
 import os
 import socket
 import sys
@@ -23,14 +22,7 @@ _STARTED = time.time()
 def run_record(run: str, job: str) -> RunRecord:
     """Return the record of this process."""
     script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
-    return RunRecord(run, job, os.getpid(), socket.gethostname(), _STARTED, script, _version())
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("phalanx")
-    except importlib.metadata.PackageNotFoundError:  # imported from the path, and not installed
-        return "unknown"
+    return RunRecord(run, job, os.getpid(), socket.gethostname(), _STARTED, script)
 
 
 class Publisher:
@@ -40,6 +32,7 @@ class Publisher:
         self._queue = queue
         self._lock = threading.Lock()
         self._keys: dict[str, Backend] = {}
+        self._kept: set[str] = set()  # keys of detached groups and of their runs, which outlive this driver
 
     def changed(self, group: Any) -> None:
         """Publish the state that a ``Group`` has when the background thread gets to it; does not wait."""
@@ -55,12 +48,12 @@ class Publisher:
         return self._queue.flush(timeout)
 
     def finish(self, backend: Backend | None = None) -> None:
-        """Withdraw the records published on ``backend`` (None: on any), except the records of detached groups."""
+        """Withdraw the records published on ``backend`` (None: on any), except detached groups and their runs."""
         if self.flush():
             with self._lock:
-                ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
-            for key, one in ended.items():
-                self._queue.add(self._withdraw, one, key)
+                for key, one in self._keys.items():
+                    if backend in (None, one) and key not in self._kept:
+                        self._queue.add(self._withdraw, one, key)
             self.flush()
 
     def _publish(self, group: Any) -> None:
@@ -78,11 +71,12 @@ class Publisher:
 
     def _put(self, backend: Backend, record: GroupRecord) -> None:
         run = run_record(record.run, backend.job)
-        withdrawn_later = [run] if record.detached else [run, record]  # a detached group stays published
+        if record.detached:
+            self._kept |= {run.key, record.key}
         if self._keys.get(run.key) is not backend:
             atexit.unregister(self.finish)
             atexit.register(self.finish)
             backend.publish(run.key, to_bytes(run))
         backend.publish(record.key, to_bytes(record))
         with self._lock:
-            self._keys.update((one.key, backend) for one in withdrawn_later)
+            self._keys |= {run.key: backend, record.key: backend}

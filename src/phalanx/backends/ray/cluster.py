@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -46,12 +47,8 @@ def start(options: dict[str, Any]) -> None:
             noted,
         )
         options = {**options, "address": "local"}
-    defaults: dict[str, Any] = {
-        "include_dashboard": False,
-        "log_to_driver": True,
-        "logging_level": logging.WARNING,
-    }
-    ray.init(**{**defaults, **options})
+    options = {"include_dashboard": False, "logging_level": logging.WARNING, **options}
+    ray.init(**options)
 
 
 def answers(address: str, seconds: float) -> bool:
@@ -124,7 +121,8 @@ class ClusterReader:
         stale = found.stale(jobs, self._client.actor_names() if detached else ())
         for key in stale:
             self._client.remove(key)
-        return read_registry({key: data for key, data in entries.items() if key not in stale})
+        kept = read_registry({key: data for key, data in entries.items() if key not in stale})
+        return replace(kept, runs=tuple(replace(run, ended=run.job not in jobs) for run in kept.runs))
 
     def nodes(self) -> list[tuple[str, dict[str, float]]]:
         """Return the host and the resources of each living node."""
