@@ -46,7 +46,7 @@ def observed_ranks(
     missing = sorted(set(numbers or ()) - {entry.rank for entry in group.ranks})
     if missing:
         raise DispatchError(
-            f"group {group.name!r} has no rank {missing[0]}: its ranks are 0 to {len(group.ranks) - 1}"
+            f"group {group.name!r}, {group.state}, has no rank {missing[0]}: it has {len(group.ranks)} ranks now"
         )
     with contextlib.closing(RankObserver(cluster.address)) as observer:
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
