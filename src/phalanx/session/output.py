@@ -74,11 +74,13 @@ class Display:
         """Show the output of the chosen ranks from now on; ``endpoints`` are by rank."""
         if backend.immediate:
             return  # they print to this process's own terminal
-        everyone = range(len(endpoints))
-        chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
         hosts = [endpoint.facts.slot.host for endpoint in endpoints]
         group = Merged(label, hosts, _WINDOW_S if shown == "merged" else 0.0)
-        sources = [RankOutput(backend, endpoints[rank], rank, group) for rank in chosen]
+        sources = [
+            RankOutput(backend, endpoint, rank, group)
+            for rank, endpoint in enumerate(endpoints)
+            if isinstance(shown, str) or rank in shown
+        ]
         if not sources:
             return
         with self._lock:
@@ -115,6 +117,7 @@ class Display:
         with self._writing:
             text = "".join(f"{line}\n" for group in groups for line in group.take(now))
             if text:
+                encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack some characters
                 with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
-                    sys.stdout.write(text)
+                    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
                     sys.stdout.flush()

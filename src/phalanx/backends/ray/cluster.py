@@ -28,7 +28,7 @@ _log = logging.getLogger("phalanx")
 
 def is_running() -> bool:
     """Return whether this process is connected to a cluster."""
-    return bool(ray.is_initialized())
+    return ray.is_initialized()
 
 
 def start(options: dict[str, Any]) -> None:
