@@ -217,13 +217,12 @@ CLOSED = "Connection closed by peer"
 @pytest.mark.parametrize(
     ("count", "said", "on", "severed", "killed", "state"),
     [
-        (4, CLOSED, None, [2, 3], [3], "broken"),
+        (4, CLOSED, None, [2, 3], [3], "broken"),  # rank 3 is stopped
         (3, CLOSED, None, [2], [], "broken"),  # a severed process group is useless
         (3, "interrupted", "GPU 0", [2], [], "broken"),  # an operation of NCCL ended without an error
         (3, "interrupted", None, [2], [], "ready"),  # without a process group
-        (2, CLOSED, "GPU 0", [], [], "ready"),
+        (2, CLOSED, "GPU 0", [], [], "ready"),  # interrupted in time
     ],
-    ids=["stop", "cut", "cut on a GPU", "nothing to cut", "interrupt"],
 )
 def test_spared_peers_of_a_failed_call_are_interrupted_then_severed_then_killed(
     ranks: Ranks, count: int, said: str, on: str | None, severed: list[int], killed: list[int], state: str
