@@ -59,7 +59,7 @@ class ProcessGroupEndpoint(Endpoint):
         self._deadline = Deadline(0)
 
     def _create(self, deadline: Deadline) -> None:
-        """Create the groups at the first sync, in which all members must take part. After an error, close this end."""
+        """Create the groups at the first sync, in which all members must take part."""
         if self._is_closed:
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
@@ -82,6 +82,7 @@ class ProcessGroupEndpoint(Endpoint):
                         own_store = PrefixStore(str(number), store)
                         self._groups[subgroup] = self._make(own_store, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
+            self.close()
             raise lost(
                 peer,
                 f"no process group of {len(names)} ranks could be created over the store at {self.request.store} "
@@ -89,6 +90,7 @@ class ProcessGroupEndpoint(Endpoint):
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
         if self._is_closed:  # by another thread, during the creation
+            self.close()
             raise WeightsTransferError("this process group was closed; sync again")
 
         # Memory for a bucket of each source, kept from sync to sync.

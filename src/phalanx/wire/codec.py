@@ -195,7 +195,7 @@ class _Pickler(cloudpickle.Pickler):
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)
-        elif kind.__module__.startswith("tensordict.") and kind in copyreg.dispatch_table:
+        elif kind in copyreg.dispatch_table and kind.__module__.startswith("tensordict."):
             reduced = unpack.tensor_dict, copyreg.dispatch_table[kind](obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
