@@ -72,11 +72,6 @@ def settings() -> Settings:
     )
 
 
-def threads_by_choice() -> str | None:
-    """Return the thread count that the user set for this process (``OMP_NUM_THREADS``), or None."""
-    return os.environ.get("OMP_NUM_THREADS") or None
-
-
 def overlays_verl() -> bool:
     """Return whether an installed verl has to use this library as its controller (``PHALANX_VERL=1``)."""
     return _is_on(os.environ.get("PHALANX_VERL", ""))

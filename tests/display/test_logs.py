@@ -7,15 +7,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.display.log_merging import HEADER, Lines, Merged, label_of, prefix_of
+from phalanx.display.log_merging import HEADER, Lines, Merged, prefix_of
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
 
 
-def test_the_prefix_names_roles_rank_and_host() -> None:
+def test_the_prefix_names_label_rank_and_host() -> None:
     assert prefix_of("actor", [3], ["node7"]) == "[actor r3@node7] "
-    assert label_of([("actor", "A"), ("critic", "C")]) == "actor+critic"
-    assert label_of([("", "Accumulator")]) == "Accumulator"
 
 
 def test_complete_lines_are_returned_except_for_control_lines() -> None:

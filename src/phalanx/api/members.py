@@ -159,7 +159,7 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
 
 
 def _checked(core: Group, ranks: int | Sequence[int]) -> list[int]:
-    given = [ranks] if is_whole(ranks) else ranks
+    given = [ranks] if isinstance(ranks, int) else ranks
     try:
         named = sorted(set(given))  # type: ignore[arg-type]
         fits = all(is_whole(rank, 0) and rank < core.world_size for rank in named)

@@ -41,10 +41,9 @@ from phalanx.backends.backend_types import (
     Waited,
     read_file,
 )
-from phalanx.config import threads_by_choice
 from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
-from phalanx.topology.environment import variables_set
+from phalanx.topology.environment import THREADS, variables_set
 from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, check_feasible
 from phalanx.topology.slots import Slot, SlotInfo
 from phalanx.wire.codec import Encoded
@@ -243,7 +242,7 @@ class InlineBackend(Backend):
                 node_ip="127.0.0.1",
                 accelerator_ids=ids,
                 cpus_of_node=os.cpu_count(),
-                threads=threads_by_choice(),
+                threads=os.environ.get(THREADS) or None,
             )
             runtime = request.factory(InlineServices(facts, self._folder))
             name = request.names[index] if request.names else None

@@ -21,11 +21,6 @@ _CHUNK = 1 << 20
 _IDLE_READS = 5  # reads without new bytes, after which held lines are returned
 
 
-def label_of(classes: Iterable[tuple[str, str]]) -> str:
-    """Return the label of a rank's process from (role, class) pairs: its roles, or the only class."""
-    return "+".join(role or name for role, name in classes)
-
-
 def prefix_of(label: str, ranks: Iterable[int], hosts: Iterable[str]) -> str:
     """Return the prefix of a line that these ranks printed: ``[actor r3@host] ``, ``[actor r0-3@2 hosts] ``."""
     names = sorted(set(hosts))

@@ -28,6 +28,11 @@ class GroupHandle:
     asynchronous: bool = False
     independent: bool = False
 
+    @property
+    def label(self) -> str:
+        """Label of each rank's process: the roles, or the only class."""
+        return "+".join(role or name for role, name in self.classes.items())
+
 
 @dataclass(eq=False, slots=True)
 class Epoch:

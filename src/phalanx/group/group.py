@@ -17,7 +17,6 @@ from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.values import StoreQuota
 from phalanx.config import settings
 from phalanx.declare.bind import BoundClass
-from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import CallError, PhalanxError
 from phalanx.group.epoch import Epoch, GroupHandle, Snapshot
@@ -359,7 +358,7 @@ class Group:
             pool=handle.pool,
             changed=self.changed,
             weights=dict(self.weights),
-            label=label_of(handle.classes.items()),
+            label=handle.label,
             roles=dict(handle.classes),
             methods={role: sorted(methods) for role, methods in handle.methods.items()},
             detached=handle.detached,

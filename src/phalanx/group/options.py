@@ -10,6 +10,7 @@ from typing import Any, Literal
 from phalanx.config import Shown, is_number, is_whole, settings, shown_ranks
 from phalanx.errors import DeclarationError
 from phalanx.group.preemption_notices import PreemptionNotice
+from phalanx.session.session import session
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 
@@ -32,7 +33,7 @@ class GroupOptions:
     max_concurrency: int | None = None
     visible_devices: Literal["own", "node"] = "own"
     detached: bool = False
-    show_ranks: Shown | None = None
+    show_ranks: Shown = (0,)
     on_notice: Callable[[PreemptionNotice], object] | None = None
 
     def extras(self) -> dict[str, float]:
@@ -57,8 +58,7 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
     if settings().call_timeout is not None:
         values.setdefault("call_timeout", settings().call_timeout)
     _check("WorkerGroup", values)
-    if "show_ranks" in values:
-        values["show_ranks"] = shown_ranks(values["show_ranks"])
+    values["show_ranks"] = shown_ranks(values.get("show_ranks", session.show_ranks))
     if values.get("detached") and "name" not in values:
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 from phalanx.backends.backend_types import Endpoint, Facade, ReserveRequest, ResultHandle, SpawnRequest
 from phalanx.calls.compose import encode_body
-from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
 from phalanx.group.group import Group
 from phalanx.members.meshes import fitted
@@ -100,8 +99,7 @@ def launch(
             backend.setup(endpoint, setup.pack(body), refs)
             for endpoint, setup in zip(ordered, configs, strict=True)
         ]
-        shown = session.show_ranks if core.options.show_ranks is None else core.options.show_ranks
-        session.display.begin(backend, ordered, configs[0].label, shown)
+        session.display.begin(backend, ordered, configs[0].label, core.options.show_ranks)
     except BaseException:
         backend.kill(endpoints)
         backend.release(list(extras.values()))
@@ -131,7 +129,7 @@ def _request(
     core: Group, pool: ResourcePool, slots: Mapping[int, Slot], kept: Mapping[int, Endpoint]
 ) -> SpawnRequest:
     """Return the request for processes on ``slots``, by rank, with the names of their classes and methods."""
-    shares = [holding.share() for holding in pool.holdings.values()]
+    shares = [holding.share for holding in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
         raise PlacementError(
             f"group {core.name!r} cannot be started on {pool!r}: its parts give different shares to a process "
@@ -232,7 +230,7 @@ def _rank_configs(
                 meshes={name: fitted(mesh, size) for name, mesh in options.meshes.items()},
                 asynchronous=options.max_concurrency is not None,
                 files=f"{own_folder}/{session.run_id}/{folder}/rank-{rank}" if own_folder else "",
-                label=label_of(core.handle.classes.items()),
+                label=core.handle.label,
                 serves=rank == server,
                 had_weights=dict(core.had_weights),
                 published_weights=dict(core.published_weights),

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
@@ -91,8 +92,9 @@ class SlotReservation:
         ids = self.accelerators.get(slot)
         return f"{self.resource} {','.join(ids)}" if ids else f"{self.resource} (not known yet)"
 
+    @cached_property
     def share(self) -> dict[str, float]:
-        """Return the resources that a process of a group gets of its slot."""
+        """The resources that a process of a group gets of its slot."""
         if self.resource is None:
             cpus = self.bundle.get("CPU")
             return {} if cpus is None else {"CPU": cpus / self.max_colocate_count}

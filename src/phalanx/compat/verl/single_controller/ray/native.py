@@ -22,7 +22,7 @@ from phalanx.calls.health_check import checks
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.installation import make_runtime
-from phalanx.config import Settings, own_variables, settings
+from phalanx.config import Settings, Shown, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
 from phalanx.dispatch.plan import CallPlan, GatherPlan
@@ -45,9 +45,10 @@ def backend() -> Backend:
     return session.get_backend("ray")
 
 
-def shown_by_choice() -> bool:
-    """Return whether ``PHALANX_SHOW_RANKS`` or ``px.init(show_ranks=)`` is set."""
-    return "PHALANX_SHOW_RANKS" in own_variables() or session.show_ranks != Settings.show_ranks
+def shown_ranks() -> Shown:
+    """Return the ranks to show: if neither ``PHALANX_SHOW_RANKS`` nor ``px.init(show_ranks=)`` is set, as verl does."""
+    chosen = "PHALANX_SHOW_RANKS" in own_variables() or session.show_ranks != Settings.show_ranks
+    return session.show_ranks if chosen or not overlay.active() else "merged"
 
 
 def pool_on(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.compat.verl import overlay
 from phalanx.compat.verl.single_controller.base.decorator import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import UnusableValue
 from phalanx.compat.verl.single_controller.ray.classes import (
@@ -115,7 +114,7 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
         resources=given.get("resources") or {},
         start_timeout=float(group._ray_wait_register_center_timeout),
         max_concurrency=concurrency,
-        show_ranks="merged" if overlay.active() and not native.shown_by_choice() else None,  # as verl does
+        show_ranks=native.shown_ranks(),
     )
 
 
