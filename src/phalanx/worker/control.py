@@ -93,6 +93,7 @@ class Control:
     def check(self, number: int) -> None:
         """Raise Interrupted if a call was cancelled."""
         if self.page.cancelled(number):
+            self.running = 0
             raise Interrupted("cancelled before it began, or between two items")
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
@@ -150,13 +151,8 @@ class _Step:
         self._control, self._number = control, number
 
     def __enter__(self) -> None:
-        try:
-            # Before the check, so that no cancellation in between is missed.
-            self._control.running = self._number
-            self._control.check(self._number)
-        except BaseException:
-            self._control.running = 0
-            raise
+        self._control.running = self._number  # before the check, so that no cancellation in between is missed
+        self._control.check(self._number)
 
     def __exit__(self, *_: object) -> None:
         self._control.running = 0

@@ -196,8 +196,8 @@ def states_of(runtime: WorkerRuntime, role: str = "") -> dict[str, RankState]:
         CheckpointError: if no role has a state.
     """
     workers, declared = runtime.instances, declared_states(runtime.context)
-    names = [role] if role in workers else []
-    names = names or [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
+    stateful_roles = [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
+    names = [role] if role in workers else stateful_roles
     if names and not role and len(names) < len(workers):
         left = ", ".join(name for name in workers if name not in names)
         warnings.warn(

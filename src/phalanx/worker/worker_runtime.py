@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
@@ -99,15 +99,11 @@ class Loop:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if not isinstance(result, Awaitable):
             return result
-
-        async def awaited() -> Any:
-            return await result
-
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
-        task = self._loop.create_task(awaited())
+        task = asyncio.ensure_future(result, loop=self._loop)
         if asyncio._get_running_loop() is None:
             return _run_until_complete(self._loop, task)
         # Inline ranks in a notebook: its loop runs on this thread.
@@ -134,21 +130,18 @@ class TraceFiles:
     def __init__(self, own_process: bool) -> None:
         #: Beginning of the paths of the rank's files.
         self.files = ""
-        self._on = False
         self._own_process = own_process
         self._writer_of = lru_cache(maxsize=_OPEN_TRACES)(SpanWriter)
 
     def of(self, trace: str, number: int) -> AbstractContextManager[CallSpan | None]:
         """Return a context around a call that records it in ``trace``; its value is None if there is no trace."""
         if not trace:
-            if self._on:
-                spans.process.sink = None  # the driver has ended its trace
-                self._on = False
+            if self._own_process:
+                spans.process.sink = None  # the driver may have ended its trace
             return _NOTHING
         writer = self._writer_of(path_of(self.files, trace))
         if self._own_process:
             spans.process.sink = writer
-            self._on = True
         return CallSpan(writer, number)
 
 
@@ -170,7 +163,6 @@ class WorkerRuntime:
         instances: the users' objects by role.
         context: the context of the rank, shared by its objects; of no rank before :meth:`setup`.
         loop: runs ``async`` functions of users to their end.
-        weights: its published and accepted weights, and the reasons why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
@@ -199,7 +191,6 @@ class WorkerRuntime:
         # Errors that are not failures of the call. In a rank's own process, only a method raises KeyboardInterrupt.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
-        self.weights = WeightRegistry(self.context)
 
     # The rank
 
@@ -215,7 +206,6 @@ class WorkerRuntime:
         """Become a rank: set the environment, import the classes (which may import torch), create the objects."""
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
         self._set_context(setup)
-        step = self._step  # constructors do not run as tasks
         if self._control and setup.asynchronous:
             self.interleaves = True
             self._passes = (GeneratorExit,)  # SystemExit would end the loop of all calls, but not the process
@@ -227,15 +217,15 @@ class WorkerRuntime:
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
                 self._listed(call_id, "__init__"),
-                step(call_id),
+                self._step(call_id),
             ):
                 with nullcontext() if self.in_driver else importing():
                     roles = decoded(body, refs, self._services.fetch)
                 if note is not None:
                     note.started(0)
                 for role, (cls, args, kwargs) in roles.items():
-                    self.instances[role] = make(cls, args, kwargs, replace(self.context, role=role))
-                    self.context.roles[role] = self.instances[role]
+                    made = make(cls, args, kwargs, replace(self.context, role=role))
+                    self.instances[role] = self.context.roles[role] = made
                 self.context.shared[REJOINING] = False
         except self._passes:
             raise
@@ -253,14 +243,16 @@ class WorkerRuntime:
             context.tell = self._control.page.tell
             self._control.page.runs_on(get_native_id())
             set_context_of_process(context)
-        self.weights = WeightRegistry(context)
+
+    @cached_property
+    def weights(self) -> WeightRegistry:
+        """Its published and accepted weights, and the reasons why methods of a role may not run on them."""
+        return WeightRegistry(self.context)
 
     @property
     def device(self) -> Any:
         """The device of this rank; see ``Worker.device``."""
-        worker = Worker()
-        worker.__dict__["_phalanx_context"] = self.context
-        return worker.device
+        return make(Worker, (), {}, self.context).device
 
     def put(self, value: Any) -> BackendRef:
         """Store a value. Return a reference that an output may contain; other ranks fetch copies of their own by it."""
@@ -337,7 +329,8 @@ class WorkerRuntime:
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
-                await self._before_result()
+                if self.closers.before_result:
+                    await self._before_result()
                 result = result if call.keep else None
                 pack = described if call.returns > OUTPUT else encoded
                 return pack(result) if note is None else _noted(result, note, pack)
@@ -572,7 +565,7 @@ def _noted(result: Any, note: CallSpan, pack: Callable[[Any], Any]) -> Any:
     return packed
 
 
-def _run_until_complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Any:
+def _run_until_complete(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any]) -> Any:
     try:
         return loop.run_until_complete(task)
     except BaseException:
