@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import phalanx as px
 from phalanx.testing import faults
 
+OPTIONS: dict[str, Any] = {"static_graph": True, "bucket_cap_mb": 1}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -25,8 +27,8 @@ class Meeting(px.Worker):
         if self.rejoining and self.plan.read_text() == "the new one raises":
             raise RuntimeError("not this time")
         dist.init_process_group("gloo")
-        self.wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-        torch.nn.init.constant_(self.wrapped.module.bias, self.rank)
+        self.ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), **OPTIONS)
+        torch.nn.init.constant_(self.ddp.module.bias, self.rank)
         if self.rejoining and self.plan.read_text() == "the new one makes one more":
             dist.all_reduce(torch.zeros(1))
 
@@ -63,9 +65,8 @@ def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
     told.write_text(plan)
     with px.WorkerGroup(three, Meeting.bind(str(told))) as group:
         before = group.run(lambda worker: os.getpid())
-        core = group.core
-        patience = core.options.start_timeout
-        core.options = replace(core.options, start_timeout=12.0)
+        core, usual = group.core, group.core.options
+        core.options = replace(usual, start_timeout=12.0)
         faults.kill(group, 0)
         with pytest.raises(px.PhalanxError):
             group.total()
@@ -73,12 +74,13 @@ def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
         with pytest.raises(error, match=f"(?s){says}"):
             px.replace_ranks(group, state="none")
         state = group.state
-        core.options = replace(core.options, start_timeout=patience)
+        core.options = usual
         told.write_text("all make the same")
         replaced = px.replace_ranks(group, state="none")
         after = group.run(lambda worker: os.getpid())
 
         assert (state, replaced) == ("broken", (0,))
-        assert group.run(lambda worker: worker.wrapped.module.bias.item()) == [0.0, 1.0, 2.0]
+        assert group.run(lambda worker: worker.ddp.module.bias.item()) == [0.0, 1.0, 2.0]
+        assert group.run(lambda w: (w.ddp.static_graph, w.ddp.bucket_bytes_cap)) == [(True, 2**20)] * 3
         assert group.total() == [3.0] * 3
         assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]

@@ -100,6 +100,14 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     return profiling.finish()
 
 
+#: Flags of DDP that the constructors of new ranks may have set: the ranks that stay must have the same.
+_DDP_FLAGS = (
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+)
 #: Key of the world that a rank left and, after a failed try, has not joined again.
 _LEFT = "left world"
 
@@ -122,11 +130,8 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
     try:
         for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
-            if callable(own):
-                # Blocks the rank's event loop, if it has one: it is between two epochs.
-                runtime.loop.run(own())
-            else:
-                _join_world(instance, world)
+            # Blocks the rank's event loop, if it has one: it is between two epochs.
+            runtime.loop.run(own() if callable(own) else _join_world(instance, world))
         shared.pop(_LEFT, None)
     finally:
         del shared[REJOIN]
@@ -158,10 +163,13 @@ def _join_world(worker: Any, world: tuple[str, timedelta | None] | None) -> None
     backend, timeout = world
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timeout)
-    kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
     for name, ddp in list(vars(worker).items()):
         if isinstance(ddp, DistributedDataParallel):
-            options = {option: getattr(ddp, option) for option in kept}
+            options: dict[str, Any] = {option: True for option in _DDP_FLAGS if getattr(ddp, option, False)}
+            if not ddp.broadcast_buffers:
+                options["broadcast_buffers"] = False
+            if not ddp.bucket_bytes_cap_default:
+                options["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
             # The wrapper broadcasts the values of rank 0, which may be a new rank.
             before = copy.deepcopy(ddp.module.state_dict())
             again = DistributedDataParallel(ddp.module, device_ids=ddp.device_ids or None, **options)
