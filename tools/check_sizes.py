@@ -28,7 +28,7 @@ PACKAGES = {
     "api debug data": 1650,
     "parallel engines": 1801,
     "compat": 1890,
-    "cli testing __init__ __main__": 1090,
+    "cli testing __init__ __main__": 1092,
 }
 """Most code lines by packages and modules of ``phalanx``."""
 TOTALS = {

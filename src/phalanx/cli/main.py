@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -88,3 +89,5 @@ Version = Annotated[
 @app.callback()
 def phalanx(version: Version = False) -> None:
     """Inspect drivers and ranks on a Ray cluster, traces and saved steps, and check a machine."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks some characters
