@@ -104,12 +104,18 @@ def remove_folders(marks: Collection[str]) -> None:
             is_marked = name.startswith("phalanx-") and "-".join(name.split("-")[1:3]) in marks
             # Links of other users could name any file.
             if is_marked and os.lstat(folder).st_uid == os.getuid():
-                import shutil  # slow to import, and rarely needed
+                remove_folder(folder)
 
-                for entry in filter(os.DirEntry.is_symlink, os.scandir(folder)):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.readlink(entry.path))
-                shutil.rmtree(folder, ignore_errors=True)
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder, and the files that links in it name."""
+    import shutil  # slow to import, and rarely needed
+
+    with contextlib.suppress(OSError):  # without the folder
+        for entry in filter(os.DirEntry.is_symlink, os.scandir(folder)):
+            with contextlib.suppress(OSError):
+                os.unlink(os.readlink(entry.path))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Watched:
