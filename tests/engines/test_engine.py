@@ -289,8 +289,12 @@ def test_unsupported_sleep_warns_once_and_the_engine_still_generates() -> None:
     assert len(warned) == 1 and generated([[20]], ONE, engine=engine)[0].tokens == (21,)
 
 
-def test_each_row_of_sampling_parameters_has_its_own_seed_and_stop_none_is_empty() -> None:
-    assert [one.seed for one in SamplingParams(seed=5).each(3)] == [5, 6, 7]
+def test_each_row_has_its_own_seed_of_64_bits_and_its_own_id_and_stop_none_is_empty() -> None:
+    engine = CountingEngine()
+    made = generated([[1]] * 2, SamplingParams(max_tokens=1, seed=2**64 + 3).each(2), engine=engine)
+
+    assert engine.machine.seeds == [3, 4]
+    assert len({one.id for one in (*made, *generated([[1]]))}) == 3
     assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
 
 

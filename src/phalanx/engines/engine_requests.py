@@ -52,9 +52,9 @@ class SampledToken(NamedTuple):
 class Answer:
     """An answer in progress.
 
-    ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
-    of the prefix; ``versions`` has the version of the weights for each token. ``error`` is the reason why the answer
-    cannot be served, ``given`` the completion of an answer that needs no tokens.
+    ``key`` is its number in the engine, ``sample`` its index among the row's answers, ``seed`` a number of 64 bits.
+    ``tokens`` begins with the tokens of the prefix; ``versions`` has the version of the weights for each token.
+    ``error`` is the reason why the answer cannot be served, ``given`` the completion of an answer that needs no tokens.
     """
 
     row: Row
@@ -307,7 +307,7 @@ class RequestFactory:
         prefixes = _prefixes(prefix, sampling.n)
         error = next(self._errors(row, prefixes), None)
         for sample, given in enumerate(prefixes):
-            seed = self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed
+            seed = self._seeds.getrandbits(62) if sampling.seed is None else sampling.seed % 2**64
             answer = Answer(row, next(self._keys), sample, seed)
             if error is None:
                 answer.resume(given)
@@ -326,9 +326,8 @@ class RequestFactory:
                 f"its prompt has {len(row.prompt)} tokens, but the context of {vocabulary.context} tokens has room "
                 f"for only {longest}; shorten the prompt, or give the engine a longer context"
             )
-        limit = math.inf if vocabulary.size is None else vocabulary.size
         for name, tokens in (("prompt", row.prompt), *(("prefix", given.tokens) for given in prefixes)):
-            wrong = next((token for token in tokens if not 0 <= token < limit), None)
+            wrong = next((token for token in tokens if token not in vocabulary), None)
             if wrong is not None:
                 expected = "at least 0" if vocabulary.size is None else f"0 to {vocabulary.size - 1}"
                 yield f"its {name} has the token {wrong}; expected {expected}"

@@ -190,6 +190,9 @@ class Vocabulary:
     size: int | None = None
     text: Decode | None = None
 
+    def __contains__(self, token: int) -> bool:
+        return token >= 0 and (self.size is None or token < self.size)
+
 
 @dataclass(frozen=True)
 class EngineStatistics:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from phalanx.engines.engine_requests import Answer, SampledToken
 
-_MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -85,7 +84,7 @@ def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 def random_streams(seeds: Sequence[int], samples: Sequence[int]) -> _Words:
     """Return the random stream of answer ``samples[i]`` of a row with ``seeds[i]``, for each i."""
-    states = _mix(np.asarray([seed & _MASK for seed in seeds], np.uint64))
+    states = _mix(np.asarray(seeds, np.uint64))
     return _mix(states + np.asarray(samples, np.uint64) * np.uint64(_GOLDEN))
 
 

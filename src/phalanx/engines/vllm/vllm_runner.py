@@ -108,7 +108,7 @@ class VllmRunner(ModelRunner):
         name = f"{secrets.token_hex(8)}-{answer.key}"
         try:
             prompt = {"type": "token", "prompt_token_ids": answer.so_far, "arrival_time": time.time()}
-            params = sampling_params(answer, self.vocabulary, seeds=self._seeds)
+            params = sampling_params(answer, seeds=self._seeds)
             async for output in self.llm.generate(prompt, params, name):
                 self._sampled += list(sampled_tokens(answer, output.outputs[0], self._version))
                 self._changed.set()

@@ -8,7 +8,6 @@ module in its workers, as ``SeededProcessor``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any
@@ -16,26 +15,23 @@ from typing import Any
 import torch
 
 from phalanx.engines.engine_requests import Answer, SampledToken
-from phalanx.engines.engine_types import Vocabulary
 from phalanx.engines.token_sampling import sample_randomly
 
 PROCESSOR = f"{__name__}:SeededProcessor"
 
 _EXTRA = "phalanx_seed"
 """Key of ``SamplingParams.extra_args``: (seed, sample, number of earlier tokens)."""
-_MASK = (1 << 64) - 1
 
 
-def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> Any:
+def sampling_params(answer: Answer, *, seeds: bool) -> Any:
     """Return vLLM's parameters for the remaining tokens of an answer. vLLM raises an error if it rejects them.
 
     Args:
         seeds: whether all rows are sampled by seeds; else rows without a seed share vLLM's generator, which is faster.
     """
-    sampling, count = answer.sampling, len(answer.tokens)
+    sampling, vocabulary, count = answer.sampling, answer.row.vocabulary, len(answer.tokens)
     is_seeded = (seeds or sampling.seed is not None) and sampling.temperature > 0
-    seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
-    limit = math.inf if vocabulary.size is None else vocabulary.size
+    seed = (answer.seed, answer.sample, count) if is_seeded else None
     ends = {stop for stop in sampling.stop if isinstance(stop, int)}
     ends |= frozenset[int]() if sampling.ignore_eos else vocabulary.end
     return resolve_name("vllm.sampling_params:SamplingParams")(
@@ -43,7 +39,7 @@ def sampling_params(answer: Answer, vocabulary: Vocabulary, *, seeds: bool) -> A
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         logprobs=sampling.log_probs,
-        stop_token_ids=sorted(end for end in ends if 0 <= end < limit) or None,  # vLLM refuses others
+        stop_token_ids=sorted(end for end in ends if end in vocabulary) or None,  # vLLM refuses others
         ignore_eos=True,  # end tokens are among the stops
         extra_args=None if seed is None else {_EXTRA: seed},
         detokenize=False,
@@ -65,43 +61,38 @@ def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[Sample
         yield SampledToken(answer, None, finish=end, version=version)
 
 
-def _processor() -> Any:
-    base = resolve_name("vllm.v1.sample.logits_processor:LogitsProcessor")
-    update = resolve_name("vllm.v1.sample.logits_processor:process_dict_updates")
+class SeededRows:
+    """Methods of ``SeededProcessor``. ``rows`` has ``top_p``, the value of ``_EXTRA`` and the new tokens of rows."""
 
-    class SeededProcessor(base):
-        def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
-            self.rows: dict[int, tuple[float, int, int, int, list[int]]] = {}
+    def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
+        self.rows: dict[int, tuple[float, int, int, int, list[int]]] = {}
+        self._update = resolve_name("vllm.v1.sample.logits_processor:process_dict_updates")
 
-        def is_argmax_invariant(self) -> bool:
-            return True  # greedy tokens are chosen before, and all rows here have a temperature
+    def is_argmax_invariant(self) -> bool:
+        return True  # greedy tokens are chosen before, and all rows here have a temperature
 
-        def update_state(self, batch_update: Any) -> None:
-            update(self.rows, batch_update, self._row)
+    def update_state(self, batch_update: Any) -> None:
+        self._update(self.rows, batch_update, self._row)
 
-        @staticmethod
-        def _row(params: Any, _: object, tokens: list[int]) -> Any:
-            seed = (params.extra_args or {}).get(_EXTRA)
-            return None if seed is None else (params.top_p, *seed, tokens)
+    @staticmethod
+    def _row(params: Any, _: object, tokens: list[int]) -> Any:
+        seed = (params.extra_args or {}).get(_EXTRA)
+        return None if seed is None else (params.top_p, *seed, tokens)
 
-        def apply(self, logits: torch.Tensor) -> torch.Tensor:
-            if self.rows:
-                rows = list(self.rows)
-                draws = [
-                    (top_p, seed, sample, count + len(new))
-                    for top_p, seed, sample, count, new in self.rows.values()
-                ]
-                sampled = sample_randomly(logits[rows], draws)
-                logits[rows] = float("-inf")
-                logits[rows, sampled] = 0.0
-            return logits
-
-    return SeededProcessor
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.rows:
+            rows, values = list(self.rows), self.rows.values()
+            draws = [(top_p, seed, sample, count + len(new)) for top_p, seed, sample, count, new in values]
+            sampled = sample_randomly(logits[rows], draws)
+            logits[rows] = float("-inf")
+            logits[rows, sampled] = 0.0
+        return logits
 
 
 def __getattr__(name: str) -> Any:
     """Create ``SeededProcessor`` on first use: its base class is vLLM's."""
     if name != "SeededProcessor":
         raise AttributeError(name)
-    processor = globals()[name] = _processor()
+    base = resolve_name("vllm.v1.sample.logits_processor:LogitsProcessor")
+    processor = globals()[name] = type(name, (SeededRows, base), {})
     return processor
