@@ -354,6 +354,18 @@ def test_an_engine_without_a_runner_is_refused_with_advice(here: px.ResourcePool
         px.WorkerGroup(here, px.engines.RolloutEngine)
 
 
+def test_ranks_that_join_or_restart_are_paused_if_the_group_is() -> None:
+    with px.ResourcePool([2], backend="inline") as pool:
+        group = px.WorkerGroup(pool, CountingEngine)
+        for change, mode in ((lambda: group.pause("wait"), "wait"), (group.resume, None)):
+            px.resize(group, 1)
+            change()
+            px.resize(group, 2)
+            assert [one.paused for one in group.engine_statistics()] == [mode] * 2
+            group.restart()
+            assert [one.paused for one in group.engine_statistics()] == [mode] * 2
+
+
 SLOW_ON_RAY = True
 
 

@@ -427,9 +427,9 @@ class RolloutEngine(Worker):
             async for tokens in events:
                 yield tokens
 
-    @register(needs_weights=False)
+    @register(needs_weights=False, rerun_on_restart=True)
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """Pause the engine until :meth:`resume`; new calls wait.
+        """Pause the engine until :meth:`resume`; new calls wait. Ranks that start later are paused, too.
 
         Args:
             mode: "keep" keeps all answers, which continue afterwards; "wait" returns once the running answers are
@@ -442,7 +442,7 @@ class RolloutEngine(Worker):
             raise ValueError(f'pause({mode!r}): expected "keep", "wait" or "abort"')
         await self._loop.pause(mode)
 
-    @register(needs_weights=False)
+    @register(needs_weights=False, rerun_on_restart=True)
     async def resume(self) -> None:
         """Continue after :meth:`pause`."""
         self._loop.resume()
