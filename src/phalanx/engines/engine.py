@@ -97,8 +97,7 @@ class EngineLoop:
         self._last_version = 0
         self._rate = TokenRate(time.monotonic)
         self._requests = self._aborted = self._tokens = 0
-        self._next_report = 0.0
-        self._idle_report: asyncio.TimerHandle | None = None
+        self._next_report: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
@@ -208,6 +207,7 @@ class EngineLoop:
         """Step while there is work. Between two steps the rank handles calls and syncs of weights."""
         self._rate.start()
         try:
+            self._report()
             while self._has_step():
                 await self._step()
                 await asyncio.sleep(0)
@@ -218,10 +218,6 @@ class EngineLoop:
         finally:
             self._task = None
             self._report()
-            if self._idle_report is not None:
-                self._idle_report.cancel()
-            loop = asyncio.get_running_loop()  # report again when the rate has dropped to 0
-            self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
         torn = WeightsDeclared.of(self._context).torn.get(self._context.role)
@@ -241,9 +237,6 @@ class EngineLoop:
         count = sum(one.token is not None for one in sampled)
         self._rate.add(count)
         self._tokens += count
-        if time.monotonic() >= self._next_report:
-            self._next_report = time.monotonic() + _REPORT_S
-            self._report()
         self._take(sampled, version)
 
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
@@ -305,9 +298,13 @@ class EngineLoop:
         for events in self._calls:
             events.put_nowait(error)
         self._drop([*self._running.values(), *self._waiting.values()])
+        if self._next_report is not None:
+            self._next_report.cancel()
+        if self._task is not None or statistics.tokens_per_second:
+            self._next_report = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
 
     def _report(self) -> None:
-        """Report the statistics to `phalanx top`, traces and the cluster's metrics."""
+        """Report the statistics to `phalanx top`, traces and the cluster's metrics, until the engine is idle."""
         context, statistics = self._context, self.statistics()
         rank = f"{context.group} rank {context.rank}"
         if context.tell is not None:
