@@ -259,18 +259,10 @@ class EngineLoop:
         """Queue the tokens of an answer from index ``start`` on, if its call streams tokens."""
         row = answer.row
         if row.streams:
-            row.report(
-                Tokens(
-                    row=row.index,
-                    id=row.id,
-                    tokens=tuple(answer.tokens[start:]),
-                    log_probs=tuple(answer.log_probs[start:]),
-                    version=answer.versions[-1] if answer.versions else self.version,
-                    finish_reason=answer.finish_reason,
-                    sample=answer.sample,
-                    error=answer.error,
-                )
-            )
+            tokens, log_probs = tuple(answer.tokens[start:]), tuple(answer.log_probs[start:])
+            version = answer.versions[-1] if answer.versions else self.version
+            end, sample = answer.finish_reason, answer.sample
+            row.report(Tokens(row.index, row.id, tokens, log_probs, version, end, sample, answer.error))
 
     def _finish(self, rows: Iterable[Row]) -> int:
         """Count the finished rows among ``rows``, queue them, and return the number of all ``rows``."""
@@ -285,11 +277,8 @@ class EngineLoop:
         return len(rows)
 
     def _drop(self, answers: Sequence[Answer]) -> None:
-        dropped = [
-            answer
-            for answer in answers
-            if self._running.pop(answer.key, None) or self._waiting.pop(answer.key, None)
-        ]
+        tables = (self._running, self._waiting)
+        dropped = [answer for answer in answers if any(table.pop(answer.key, None) for table in tables)]
         if dropped:
             self._runner.remove(dropped)
 
@@ -298,10 +287,6 @@ class EngineLoop:
         for events in self._calls:
             events.put_nowait(error)
         self._drop([*self._running.values(), *self._waiting.values()])
-        if self._next_report is not None:
-            self._next_report.cancel()
-        if self._task is not None or statistics.tokens_per_second:
-            self._next_report = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
 
     def _report(self) -> None:
         """Report the statistics to `phalanx top`, traces and the cluster's metrics, until the engine is idle."""
@@ -313,6 +298,10 @@ class EngineLoop:
             process.sink.count(f"engine of {rank}", statistics.numbers())
         if context.measure is not None:
             context.measure("engine", rank, statistics.numbers())
+        if self._next_report is not None:
+            self._next_report.cancel()
+        if self._task is not None or statistics.tokens_per_second:
+            self._next_report = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
 
 
 class RolloutEngine(Worker):
