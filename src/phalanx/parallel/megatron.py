@@ -22,9 +22,6 @@ from phalanx.parallel.mlp import activation
 from phalanx.parallel.torch_native import join_world
 from phalanx.topology.mesh import Mesh
 
-MESH = "default"
-"""The mesh that the ``MEGATRON_*`` dispatch modes use."""
-
 
 def parallel_state() -> Any:
     """Import ``megatron.core.parallel_state``.
@@ -79,7 +76,7 @@ class MegatronWorker(Worker):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> MegatronWorker:  # also without super().__init__()
         worker = super().__new__(cls)
-        worker.register_mesh(MESH, coordinates)
+        worker.register_mesh("default", coordinates)
         return worker
 
     def init_model_parallel(
@@ -173,9 +170,9 @@ class MegatronWorkerGroup(WorkerGroup):
 
     def __init__(self, pool: Any, cls: Any, **options: Any) -> None:
         mesh = options.get("mesh")
-        if isinstance(mesh, Mesh) or (mesh is not None and MESH in mesh):
+        if isinstance(mesh, Mesh) or (mesh is not None and "default" in mesh):
             raise DeclarationError(
-                f"MegatronWorkerGroup(mesh={mesh!r}): the mesh {MESH!r} is read from Megatron's parallel state; "
+                f"MegatronWorkerGroup(mesh={mesh!r}): the mesh 'default' is read from Megatron's parallel state; "
                 "give the sizes to init_model_parallel(...) in the worker, and further meshes another name"
             )
         # Megatron requires it for tensor parallelism: kernels start in the order in which they were queued.
