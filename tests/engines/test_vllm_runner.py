@@ -126,7 +126,7 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
     monkeypatch.setattr(VllmRunner, "_start", start)
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
     monkeypatch.setattr(vllm_runner, "on_cpu", lambda: True)
-    made = VllmRunner("model", {}, None, seeds=False)
+    made = VllmRunner({}, None, None, seeds=False)
     yield made
     made.close()
 
@@ -291,7 +291,7 @@ def test_an_engine_with_several_accelerators_uses_processes_instead_of_actors(
 ) -> None:
     monkeypatch.setattr(vllm_runner, "resolve_name", lambda _: dict)
     monkeypatch.setattr(vllm_runner, "on_cpu", lambda: False)
-    given = vllm_runner._engine_arguments("model", {f"{axis}_parallel_size": 2})
+    given = vllm_runner._engine_arguments({f"{axis}_parallel_size": 2})
 
     assert given["distributed_executor_backend"] == "mp"
 
@@ -300,7 +300,7 @@ def test_a_failed_start_ends_the_thread_of_the_runner(monkeypatch: pytest.Monkey
     monkeypatch.setattr(VllmRunner, "_start", AsyncMock(side_effect=ValueError("no such model")))
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
     with pytest.raises(ValueError, match="no such model"):
-        VllmRunner("model", {}, None, seeds=False)
+        VllmRunner({}, None, None, seeds=False)
     assert "phalanx-vllm" not in [thread.name for thread in threading.enumerate()]
 
 

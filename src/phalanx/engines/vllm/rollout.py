@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +33,7 @@ class VllmRollout(RolloutEngine):
             too, by plain HTTP.
         port: port of the server. 0 takes a free port.
         token: key that every request needs, of 16 characters or more. None generates a key for each engine.
-        server_options: options of ``vllm serve`` for its server, such as ``{"enable_auto_tool_choice": True}``.
+        server_options: options of ``vllm serve`` that are not the engine's, such as ``{"tool_call_parser": "hermes"}``.
         engine_options: options of vLLM's ``AsyncEngineArgs``: ``dtype``, ``max_model_len``, ``kv_cache_memory_bytes``
             and so on. ``tensor_parallel_size`` defaults to the number of the slot's accelerators.
 
@@ -68,38 +67,26 @@ class VllmRollout(RolloutEngine):
 
         context = self._context
         accelerators = 1 if context.device_type == "cpu" else max(1, len(context.accelerator_ids))
-        options = {"tensor_parallel_size": accelerators, **engine_options}
+        options = {"model": str(model), "tensor_parallel_size": accelerators, **engine_options}
         if serve and isinstance(tokenizer, str | Path):
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
         encode, decode = load_tokenizer(tokenizer)
-        self._endpoint: Endpoint | None = None
-        with contextlib.ExitStack() as undo:
-            # First, so that wrong options are reported before the half minute in which the engine starts.
-            server = EndpointServer(str(model), host, port, secret, server_options or {}) if serve else None
-            self._server = server
-            if server is not None:
-                undo.callback(server.close)
-            self._vllm = VllmRunner(str(model), options, decode, seeds=seed is not None)
-            undo.callback(self._vllm.close)
-            self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
-            if server is not None:
-                undo.callback(lambda: self._vllm.wait(server.stop(), 10.0))
-                self._endpoint = self._vllm.wait(server.start(self._vllm.llm))
-            if weights is not None:
-                expected = expected_weights(self._vllm.model_config)
-                coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
-                self.accept_weights(weights, expected, load=lambda pairs: self._vllm.load(pairs, coming[key]))
-            self._ends = undo.pop_all()
+        # Before the engine, so that wrong options are reported before the half minute in which it starts.
+        if weights is not None:
+            coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
+            self.accept_weights(
+                weights,
+                lambda: expected_weights(self._vllm.model_config),
+                load=lambda pairs: self._vllm.load(pairs, coming[key]),
+            )
+        self._server = EndpointServer(host, port, secret, server_options or {}) if serve else None
+        self._vllm = VllmRunner(options, decode, self._server, seeds=seed is not None)
+        self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
         """Return the endpoint of this rank's engine, None without a server; see ``px.engines.endpoints``."""
-        return self._endpoint
-
-    def close(self) -> None:
-        """End the server, all answers, and the engine's processes."""
-        self._loop.abort()
-        self._ends.close()
+        return None if self._server is None else self._server.endpoint
 
 
 def prepare_vllm() -> None:

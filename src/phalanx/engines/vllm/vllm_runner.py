@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from phalanx.backends.ray.reaper import remove_folder
 from phalanx.engines.engine import TAGS
 from phalanx.engines.engine_requests import Answer, ModelRunner, SampledToken
 from phalanx.engines.engine_types import Capabilities, Decode, Vocabulary, end_tokens
+from phalanx.engines.vllm.endpoint import EndpointServer
 from phalanx.engines.vllm.vllm_sampling import PROCESSOR, sampled_tokens, sampling_params
 from phalanx.engines.vllm.vllm_weights import EXTENSION
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
@@ -36,17 +36,19 @@ class VllmRunner(ModelRunner):
     """Model runner of an ``AsyncLLM``, whose own event loop and thread continue while the rank is busy.
 
     Args:
-        model: folder of the model.
         options: the user's options of vLLM's ``AsyncEngineArgs``.
         text: function that decodes tokens, or None.
+        server: HTTP server that serves the ``AsyncLLM`` until :meth:`close`, or None.
         seeds: see :func:`sampling_params`.
 
     Raises:
         DeclarationError: if an option is unknown to vLLM, or set by the runner itself.
     """
 
-    def __init__(self, model: str, options: dict[str, Any], text: Decode | None, *, seeds: bool) -> None:
-        self._seeds = seeds
+    def __init__(
+        self, options: dict[str, Any], text: Decode | None, server: EndpointServer | None, *, seeds: bool
+    ) -> None:
+        self._server, self._seeds = server, seeds
         self._running: dict[int, Future[None]] = {}
         self._sampled: list[SampledToken] = []  # for the next step; used on the loop of ``llm`` only
         self._changed = asyncio.Event()  # the pending step may end
@@ -63,7 +65,7 @@ class VllmRunner(ModelRunner):
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
         self.llm: Any = None
         try:
-            self.wait(self._start(_engine_arguments(model, options)))
+            self.wait(self._start(_engine_arguments(options)))
         except BaseException:
             self.close()
             raise
@@ -91,6 +93,8 @@ class VllmRunner(ModelRunner):
         self.llm = llm_class.from_engine_args(arguments, stat_loggers=[Metrics])
         for path in set[str]().union(*await self.llm.collective_rpc("phalanx_shared_memory")):
             os.symlink(path, f"{self._sockets}/{os.path.basename(path)}")
+        if self._server is not None:
+            await self._server.start(self.llm, arguments)
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         """Run ``work`` on the event loop of ``llm``, and return its result. Must not be called on that loop."""
@@ -216,12 +220,11 @@ class VllmRunner(ModelRunner):
                 self._thread.join(_END_S)
                 if not self._thread.is_alive():
                     self._loop.close()
-                for path in Path(self._sockets).glob("*"):
-                    if path.is_symlink():  # vLLM removes its shared memory, unless it was killed
-                        path.resolve().unlink(missing_ok=True)
-                shutil.rmtree(self._sockets, ignore_errors=True)
+                remove_folder(self._sockets)  # vLLM removes its shared memory, unless it was killed
 
     async def _shut_down(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -240,7 +243,7 @@ def on_cpu() -> bool:
     return bool(resolve_name("vllm.platforms:current_platform").is_cpu())
 
 
-def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
+def _engine_arguments(options: dict[str, Any]) -> Any:
     """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs.
 
     Raises:
@@ -265,7 +268,6 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
             if threads.isdigit():
                 os.environ["OMP_NUM_THREADS"] = str(max(1, int(threads) // size))
     needed: dict[str, Any] = {
-        "model": model,
         "async_scheduling": False,  # a token is reported before the next step
         "data_parallel_size": 1,
         "distributed_executor_backend": "mp" if size > 1 else None,  # inside Ray, vLLM would start actors
