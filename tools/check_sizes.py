@@ -26,7 +26,7 @@ PACKAGES = {
     "channels": 2060,
     "checkpoint": 1860,
     "api debug data": 1650,
-    "parallel engines": 1801,
+    "parallel engines": 1739,
     "compat": 1890,
     "cli testing __init__ __main__": 1092,
 }
