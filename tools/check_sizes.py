@@ -22,7 +22,7 @@ PACKAGES = {
     "backends": 2130,
     "worker": 1630,
     "session pools group calls members": 4500,
-    "weights": 2789,
+    "weights": 2790,
     "channels": 2060,
     "checkpoint": 1860,
     "api debug data": 1650,

@@ -75,6 +75,7 @@ def test_holes_and_overlaps_of_source_boxes_are_found(offsets: tuple[int, ...], 
         ([1], {}, r"an nn\.Module or a mapping"),
         ({"w": [1.0]}, {}, "are not tensors"),
         ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
+        ({"w": torch.eye(3).to_sparse()}, {}, "w has type float32 and layout torch.sparse_coo"),
         ({"w": torch.zeros(3)}, {"v": px.weights.ShardSpec((3,), ())}, "names tensors that do not exist: v"),
         (
             {"w": torch.zeros(3, 2)},

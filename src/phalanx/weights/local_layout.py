@@ -236,7 +236,7 @@ def make_layout(found: Mapping[str, tuple[torch.Tensor, TensorBoxes]]) -> LocalL
     """Return the layout of tensors with their boxes, without empty boxes, with ties found by their storage.
 
     Raises:
-        DeclarationError: if the type of a tensor cannot be sent.
+        DeclarationError: if the type or layout of a tensor cannot be sent.
     """
     held: dict[str, HeldTensor] = {}
     first: dict[tuple[Any, ...], str] = {}
@@ -245,8 +245,9 @@ def make_layout(found: Mapping[str, tuple[torch.Tensor, TensorBoxes]]) -> LocalL
     for name, (placed, (shape, boxes)) in found.items():
         tensor = tensors[name] = local_of(placed).detach()
         dtype = name_of(tensor.dtype)
-        if dtype not in DTYPE_BYTES:
-            raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
+        if dtype not in DTYPE_BYTES or tensor.layout is not torch.strided:
+            what, types = f"{name} has type {dtype} and layout {tensor.layout}", ", ".join(DTYPE_BYTES)
+            raise DeclarationError(f"{what}; weights can be dense tensors (torch.strided) of {types}")
         held[name] = HeldTensor(dtype, tuple(shape), filled(boxes))
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
