@@ -28,7 +28,7 @@ from phalanx.wire.failure import RankFailure, capture, undecodable
 
 _INTENDED = ("ray.kill", "INTENDED_USER_EXIT", "INTENDED_SYSTEM_EXIT", "ray.actor.exit_actor")
 _OWNER_GONE = ("owner has died", "OWNER_DIED")
-_EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+)", re.IGNORECASE)
+_EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+|[^.\n]+)", re.IGNORECASE)  # sys.exit also takes a text
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.IGNORECASE)
 _NODE_GONE = re.compile(r"node (?:was terminated|has died|died|is dead|failure)|its node", re.IGNORECASE)
 _TUNING = (
@@ -115,11 +115,10 @@ def lost_of(error: BaseException) -> Lost:
 def _exit_of(text: str) -> str | None:
     if "receives a SIGTERM" in text:
         return "signal SIGTERM"
-    found = _EXIT_CODE.search(text)
-    if found is None:
+    if (found := _EXIT_CODE.search(text)) is None:
         return None
-    code = int(found.group(1))
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+    code = found.group(1)
+    return f"signal {code[1:]}" if code.startswith("-") else f"exit code {code}"
 
 
 def _reason(text: str) -> str:
