@@ -78,9 +78,9 @@ def launch(
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in kept]
-    slots = {rank: (places or pool.slots)[rank] for rank in new}
-    extras = _reserve_extras(core, pool, [slot for slot in slots.values() if slot not in core.extras], name)
-    endpoints: list[Endpoint] = []
+    slots = [(places or pool.slots)[rank] for rank in new]
+    extras = _reserve_extras(core, pool, [slot for slot in slots if slot not in core.extras], name)
+    endpoints = list[Endpoint]()
     try:
         request = amend_request(_request(core, pool, slots, kept))
         _check_names(core, request)
@@ -91,15 +91,13 @@ def launch(
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
         configs = [amend(replace(setups[rank], trace=trace, rejoining=bool(places))) for rank in new]
         ordered = [everyone[rank] for rank in new]
-        for endpoint, setup in zip(ordered, configs, strict=True):
-            endpoint.facts = endpoint.facts._replace(files=setup.files)
         # Classes and arguments are encoded, and stored if large, once for all ranks.
         body, refs = encode_body(core, {role: (b.cls, b.args, b.kwargs) for role, b in core.roles.items()})
-        results = [
-            backend.setup(endpoint, setup.pack(body), refs)
-            for endpoint, setup in zip(ordered, configs, strict=True)
-        ]
-        session.display.begin(backend, ordered, configs[0].label, core.options.show_ranks)
+        results = list[ResultHandle]()
+        for endpoint, setup in zip(ordered, configs, strict=True):
+            endpoint.facts = endpoint.facts._replace(files=setup.files)
+            results.append(backend.setup(endpoint, setup.pack(body), refs))
+        session.display.begin(backend, everyone, new, configs[0].label, core.options.show_ranks)
     except BaseException:
         backend.kill(endpoints)
         backend.release(list(extras.values()))
@@ -126,9 +124,9 @@ def _reserve_extras(core: Group, pool: ResourcePool, slots: Sequence[Slot], name
 
 
 def _request(
-    core: Group, pool: ResourcePool, slots: Mapping[int, Slot], kept: Mapping[int, Endpoint]
+    core: Group, pool: ResourcePool, slots: Sequence[Slot], kept: Mapping[int, Endpoint]
 ) -> SpawnRequest:
-    """Return the request for processes on ``slots``, by rank, with the names of their classes and methods."""
+    """Return the request for processes on ``slots`` with the names of their classes and methods."""
     shares = [holding.share for holding in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
         raise PlacementError(
@@ -146,7 +144,7 @@ def _request(
     return SpawnRequest(
         class_name="_".join(bound.cls.__name__ for bound in core.roles.values()),
         methods=tuple(methods),
-        slots=tuple(slots.values()),
+        slots=tuple(slots),
         reservations={key: holding.reservation for key, holding in pool.holdings.items()},
         resources=shares[0],
         factory=make_runtime,
@@ -241,10 +239,10 @@ def _rank_configs(
 
 def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter[str]:
     """Return the number of slots on each node, in all blocks with ranks: groups on other slots work concurrently."""
-    by_block: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    by_block = defaultdict[tuple[str, int], Counter[str]](Counter)
     for endpoint in endpoints:
         by_block[endpoint.slot.pool, endpoint.slot.block][endpoint.facts.slot.node_id] += 1
-    found: Counter[str] = Counter()
+    found = Counter[str]()
     for (name, block), ranks in by_block.items():
         is_spread = len(ranks) > 1  # a placement group that is not ours
         found.update(ranks if is_spread else dict.fromkeys(ranks, pool.holdings[name].blocks[block]))
@@ -252,7 +250,7 @@ def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter
 
 
 def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[str, list[str]]:
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    found = defaultdict[str, set[str]](set)
     for endpoint in endpoints:
         ids = pool.holdings[endpoint.slot.pool].accelerators.get(endpoint.slot, ())
         found[endpoint.facts.slot.node_id].update(ids)

@@ -70,15 +70,17 @@ class Display:
         self._writing = threading.Lock()
         self._background = Background(self._turn)
 
-    def begin(self, backend: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
-        """Show the output of the chosen ranks from now on; ``endpoints`` are by rank."""
+    def begin(
+        self, backend: Backend, endpoints: Sequence[Endpoint], ranks: Sequence[int], label: str, shown: Shown
+    ) -> None:
+        """Show the output of the chosen ones of these ``ranks`` from now on; ``endpoints`` are those of all ranks."""
         if backend.immediate:
             return  # they print to this process's own terminal
         hosts = [endpoint.facts.slot.host for endpoint in endpoints]
         group = Merged(label, hosts, _WINDOW_S if shown == "merged" else 0.0)
         sources = [
-            RankOutput(backend, endpoint, rank, group)
-            for rank, endpoint in enumerate(endpoints)
+            RankOutput(backend, endpoints[rank], rank, group)
+            for rank in ranks
             if isinstance(shown, str) or rank in shown
         ]
         if not sources:
