@@ -19,20 +19,23 @@ def main() -> None:
         px.ResourcePool([2, 2], use_gpu=True, max_colocate_count=1) as theirs,
         px.ResourcePool([1], use_gpu=True, max_colocate_count=1) as ours,
         px.WorkerGroup(ours, Actor) as actor,
-        px.WorkerGroup(theirs, Rollout) as rollout,
+        px.WorkerGroup(theirs, Rollout, show_ranks="all") as rollout,
         px.WeightSync(actor, rollout, NAME, verify="full") as sync,
     ):
         for _ in range(3):
             actor.train()
             sync()
         are_equal = all(same(one, actor.values()[0]) for one in rollout.values())
-        tell({"equal": are_equal, "hops": sorted({row[2:4] for row in sync.explain().rows})})
+        hops = sorted({row[2:4] for row in sync.explain().rows})
+        for one in (sync, rollout, actor):
+            one.close()
+        tell({"equal": are_equal, "hops": hops, "agents": len(actor.core.backend._agents._remote)})
 
 
 def test_a_sync_sends_weights_to_its_own_and_another_node_by_the_transport_of_each() -> None:
     (found,) = told_by(__name__, timeout=480)
 
-    assert found["equal"]
+    assert (found["equal"], found["agents"]) == (True, 0)
     assert found["hops"] == [["other node", "gloo"], ["same node", "shared memory"]]
 
 

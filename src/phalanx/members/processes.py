@@ -208,9 +208,9 @@ def close_workers(core: Group, epoch: Epoch, ranks: range, patience: float) -> N
 
 
 def stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
-    """Kill processes, and show the rest of their output."""
+    """Show the rest of the processes' output, and kill them."""
+    session.display.finish(endpoints)  # later, to read it would start the agents of other nodes again
     core.backend.kill(endpoints)
-    session.display.finish(endpoints)
 
 
 def _patience(core: Group) -> float:
