@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from phalanx.backends.ray import private
+
+STATE = ("nodes", "placement_group_table", "total_resources", "free_resources")
 
 
 class Counter:
@@ -22,7 +24,7 @@ class Counter:
 def check_connected() -> Any:
     """Use the functions that tests of users would not miss; return an actor's handle, a placement group, a reference.
 
-    The rest of the library suppresses errors of ``last_address``, ``largest_cluster`` and ``metadata``.
+    The rest of the library suppresses errors of ``last_address``, ``autoscaling_state`` and ``metadata``.
     """
     actor = private.create_actor(Counter, num_cpus=0, max_restarts=0, name="counter", namespace="phalanx")
     assert private.get(private.call(actor, "add", 1)) == 2
@@ -30,7 +32,7 @@ def check_connected() -> Any:
     assert private.get(private.reference_to(private.address_of(ref))) == "value"
     group = private.placement_group([{"CPU": 1.0}], name="block")
     assert group.wait(10)
-    assert not private.largest_cluster()
+    assert private.autoscaling_state().autoscaler_state_version == 0
     client = private.ClusterClient(private.runtime_context().gcs_address, 5.0)
     assert b"ray_version" in (client.metadata() or b"")
     assert private.runs_in_cluster_process()
@@ -50,23 +52,16 @@ def check_left(actor: Any, group: Any, ref: Any) -> None:
         "kill": lambda: private.kill(actor),
         "cancel": lambda: private.cancel(ref),
         "get_actor": lambda: private.get_actor("counter", namespace="phalanx"),
-        "nodes": private.nodes,
         "placement_group": lambda: private.placement_group([{"CPU": 1.0}]),
-        "placement_group_table": private.placement_group_table,
         "remove_placement_group": lambda: private.remove_placement_group(group),
         "actor_states": lambda: private.actor_states()(private.actor_id(actor)),
-        "total_resources": private.total_resources,
-        "free_resources": private.free_resources,
+        **{name: getattr(private, name) for name in STATE},
         "write_key": lambda: private.write_key("key", b"value"),
         "read_key": lambda: private.read_key("key"),
     }
     for name, attempt in attempts.items():
-        try:
-            returned = attempt()
-        except Exception:
-            returned = None
-        else:
-            print(f"{name} returned {returned!r}", flush=True)
+        with contextlib.suppress(Exception):
+            print(f"{name} returned {attempt()!r}", flush=True)
         if ray.is_initialized():
             print(f"{name} started a cluster", flush=True)
             ray.shutdown()
@@ -82,4 +77,3 @@ check_left(*kept)
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 assert private.connection() is not before
 print("the end", flush=True)
-sys.stdout.flush()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ray._private import utils
 
 from phalanx.backends.ray import private
 from tests.imports.source import MODULES
@@ -47,10 +49,6 @@ def test_only_one_module_uses_private_parts_of_ray_and_calls_that_can_start_a_cl
 def test_an_incompatible_ray_is_an_import_error_with_the_tested_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import importlib
-
-    from ray._private import utils
-
     monkeypatch.delattr(utils, "read_ray_address")
     with pytest.raises(ImportError, match=r"Ray \d+\.\d+.*read_ray_address.*tested version"):
         importlib.reload(private)

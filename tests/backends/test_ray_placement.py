@@ -89,13 +89,24 @@ def test_slots_that_fit_on_a_draining_node_only_are_refused_at_once(monkeypatch:
         placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0))
 
 
-@pytest.mark.parametrize("gone", [{"state": "REMOVED"}, RuntimeError("Ray has not been started yet")])
-def test_losing_slots_during_a_reservation_is_a_placement_error(
-    monkeypatch: pytest.MonkeyPatch, gone: Any
+WAITING = {"state": "PENDING", "stats": {"scheduling_state": "INFEASIBLE"}}
+LEFT = r"pool: px\.shutdown\(\).*in another thread"
+
+
+@pytest.mark.parametrize(
+    ("later", "error"),
+    [({"state": "REMOVED"}, LEFT), (RuntimeError("not started yet"), LEFT), (WAITING, "can never be placed")],
+)
+def test_slots_wait_for_new_nodes_until_they_are_removed_or_refused(
+    monkeypatch: pytest.MonkeyPatch, later: Any, error: str
 ) -> None:
-    tables = Mock(side_effect=[{"state": "PENDING"}, gone])
-    monkeypatch.setattr(private, "placement_group", Mock())
-    monkeypatch.setattr(private, "placement_group_table", tables)
+    monkeypatch.setattr(private, "placement_group", lambda *_, **__: Mock(id=b"\n"))
+    monkeypatch.setattr(private, "placement_group_table", Mock(side_effect=[WAITING, later, {}]))
+    reports = [
+        Mock(autoscaler_state_version=1, infeasible_gang_resource_requests=names) for names in ("", "0a")
+    ]
+    monkeypatch.setattr(private, "autoscaling_state", Mock(side_effect=[reports[0], *reports]))
+    monkeypatch.setattr(placement_groups, "_usable", lambda _: [])
     monkeypatch.setattr(placement_groups, "release", lambda keys: None)
-    with pytest.raises(PlacementError, match=r"pool: px\.shutdown\(\).*in another thread"):
-        placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0, strategy="PACK"))
+    with pytest.raises(PlacementError, match=error):
+        placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0))

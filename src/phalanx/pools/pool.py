@@ -21,14 +21,14 @@ class ResourcePool:
     Args:
         process_on_nodes: size of each block. A block stays on one node; blocks may share a node. All are reserved
             or none.
-        use_gpu: True, False, or "auto": accelerators if the cluster has any.
+        use_gpu: True, False, or "auto": accelerators if the cluster has any now.
         name_prefix: beginning of the pool's name in tables and dashboards.
         max_colocate_count: number of groups that may share each slot; a process's share of an accelerator is 1 / that
             number.
         accelerator_type: only nodes with this type, such as "A100" (Ray's names).
         accelerators_per_slot: whole accelerators of a slot, for an engine that runs several in the same process.
         detached: the slots outlive this driver; see ``px.attach``.
-        timeout: seconds to wait if the cluster is busy; a pool too large for the cluster fails at once.
+        timeout: seconds to wait if the cluster is busy, or adds nodes; a pool too large for the cluster fails at once.
         backend: "ray" or "inline"; default the backend of ``px.init``, else ``PHALANX_BACKEND``, else "ray".
 
     Raises:

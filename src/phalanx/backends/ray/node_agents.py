@@ -318,8 +318,13 @@ class RankObserver:
 
     def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value) -> list[Any]:
         """Call the agents of the ranks, after joining the cluster if any rank is on another node."""
-        nodes = ["" if rank.host == self._host else rank.node_id for rank in ranks]
-        if any(nodes) and not self._connected and not ray.is_initialized():
+        targets = [
+            ProcessHandle(
+                rank.pid, rank.side or NO_SIDE, node="" if rank.host == self._host else rank.node_id
+            )
+            for rank in ranks
+        ]
+        if any(target.node for target in targets) and not ray.is_initialized():
             ray.init(
                 address=self._address,
                 log_to_driver=False,
@@ -327,8 +332,6 @@ class RankObserver:
                 logging_level=logging.ERROR,
             )
             self._connected = True
-        pairs = zip(ranks, nodes, strict=True)
-        targets = [ProcessHandle(rank.pid, rank.side or NO_SIDE, node=node) for rank, node in pairs]
         return self._agents.ask(targets, verb, *args)
 
 

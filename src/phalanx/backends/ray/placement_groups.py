@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,13 +64,13 @@ def _plain(resources: Resources) -> dict[str, float]:
 
 def holders() -> list[Holder]:
     """Return the placement groups that hold resources, by node."""
-    found: list[Holder] = []
+    found = list[Holder]()
     for table in private.placement_group_table().values():
         if table["state"] != "CREATED":
             continue
-        by_node: dict[str, Counter[str]] = {}
+        by_node = defaultdict[str, Counter[str]](Counter)
         for index, node_id in table["bundles_to_node_id"].items():
-            by_node.setdefault(node_id, Counter()).update(table["bundles"][index])
+            by_node[node_id].update(table["bundles"][index])
         name = table["name"] or f"placement group {table['placement_group_id'][:8]}"
         found += [Holder(name, node_id, resources) for node_id, resources in by_node.items()]
     return found
@@ -83,7 +83,7 @@ def reserve(request: ReserveRequest) -> Reservation:
         PlacementError: at once if the cluster is too small for the request, else after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
-    if request.strategy == "STRICT_PACK" and not _can_fit(request, _usable(request.on_nodes)):
+    if request.strategy == "STRICT_PACK" and not _can_fit(request):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
     reservation = Reservation(request)
     try:
@@ -116,7 +116,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
     """Poll until a placement group is created; Ray's own wait would hang if another thread leaves the cluster."""
     pause = 0.002
     while True:
-        table: Mapping[str, Any] = {}
+        table = dict[str, Any]()
         with contextlib.suppress(Exception):  # the cluster was left
             table = private.placement_group_table(group)
         state = table.get("state", "REMOVED")
@@ -127,7 +127,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
                 f"{request.name}: px.shutdown() or ray.shutdown() in another thread, or another program, removed its "
                 "placement group while it waited for free slots; reserve the slots again after that"
             )
-        if table.get("stats", {}).get("scheduling_state") == "INFEASIBLE" and not _autoscales():
+        if table.get("stats", {}).get("scheduling_state") == "INFEASIBLE" and not _autoscales(group):
             raise PlacementError(_table(request, "can never be placed on this cluster"))
         if time.monotonic() >= deadline:
             raise PlacementError(_table(request, f"could not be placed within timeout={request.timeout:g} s"))
@@ -143,15 +143,18 @@ def _usable(on_nodes: Sequence[str] = ()) -> list[NodeCapacity]:
     ]
 
 
-def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
+def _can_fit(request: ReserveRequest) -> bool:
     """Return whether the request may fit if the nodes were free, or the cluster can still grow."""
-    return check_feasible(on, request.blocks, request.bundle).fits_total or _autoscales()
+    nodes = _usable(request.on_nodes)
+    return check_feasible(nodes, request.blocks, request.bundle).fits_total or _autoscales()
 
 
-def _autoscales() -> bool:
-    """Return whether the cluster can still grow, so that a request may fit later."""
+def _autoscales(group: PlacementGroup | None = None) -> bool:
+    """Return whether an autoscaler may add nodes, and has not reported that it has none for a placement group."""
     with contextlib.suppress(Exception):  # private to Ray: if it fails, assume no autoscaler
-        return bool(private.largest_cluster())
+        state = private.autoscaling_state()
+        is_refused = group is not None and group.id.hex() in str(state.infeasible_gang_resource_requests)
+        return state.autoscaler_state_version > 0 and not is_refused
     return False
 
 
@@ -174,7 +177,7 @@ def repair(reservation: Reservation, blocks: Collection[int], timeout: float) ->
     if lost:
         part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
         release([reservation.keys[index] for index in lost])
-        if not _can_fit(part, _usable()):
+        if not _can_fit(part):
             raise PlacementError(
                 _table(part, "other nodes have no capacity for all slots of lost or draining nodes")
             )
@@ -189,8 +192,8 @@ def _lost(group: PlacementGroup, deadline: float) -> bool:
 
     Waits until Ray has noticed the loss, because Ray might place the block there again before that.
     """
-    table: Mapping[str, Any] = private.placement_group_table(group)
-    on = set(dict(table.get("bundles_to_node_id") or {}).values())
+    table = private.placement_group_table(group)
+    on = set((table.get("bundles_to_node_id") or {}).values())
     while any(map(node_is_gone, on)):
         if not on <= {node.node_id for node in nodes()} or time.monotonic() > deadline:
             return True
@@ -247,10 +250,9 @@ def probe(slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Resour
     if late := private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]:
         for ref in late:
             private.cancel(ref)
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in {"GPU": gpus, **others}.items() if amount)
         raise PlacementError(
             f"which accelerators {first_of([slots[refs.index(ref)] for ref in late], 3)} have is not known: a task "
-            f"that asks for {asked or 'nothing'} there has not run within {_PROBED_WITHIN_S:g} s. "
+            f"that asks for the accelerators of a slot there has not run within {_PROBED_WITHIN_S:g} s. "
             "The node may be lost or overloaded, or something that is not of this library holds the slot: look at `ray "
             "status`; a first group on the whole pool, not on a view of it, needs no such task"
         )

@@ -23,14 +23,15 @@ try:
     from ray._private import services, state, utils, worker
     from ray._private.object_ref_generator import ObjectRefGenerator as ObjectRefGenerator
     from ray._private.state import GlobalState
+    from ray.core.generated import autoscaler_pb2
 
     raylet: Any = _raylet
     worker_module: Any = worker
     _NEEDED: dict[Any, str] = {
         ActorHandle: "_actor_method_call",
         ActorClass: "_remote",
-        GlobalState: "get_draining_nodes get_max_resources_from_cluster_config",
-        internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del",
+        GlobalState: "get_draining_nodes",
+        internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del internal_kv_get_gcs_client",
         raylet: "AuthenticationTokenLoader Config GcsClient GcsClientOptions CoreWorker",
         raylet.CoreWorker: "get_local_actor_state get_current_task_id get_current_task_name "
         "serialize_object_ref deserialize_and_register_object_ref",
@@ -206,9 +207,11 @@ def draining_nodes() -> dict[str, int]:
     return state.state.get_draining_nodes()
 
 
-def largest_cluster() -> Any:
-    """Return the resources to which the autoscaler may grow the cluster; None or {}: there is no autoscaler."""
-    return state.state.get_max_resources_from_cluster_config()
+def autoscaling_state() -> Any:
+    """Return the last report of Ray's autoscaler, version 2; its ``autoscaler_state_version`` is 0 if none runs."""
+    messages: Any = autoscaler_pb2
+    client: Any = internal_kv.internal_kv_get_gcs_client()
+    return messages.GetClusterStatusReply.FromString(client.get_cluster_status()).autoscaling_state
 
 
 def write_key(key: str, value: bytes | None) -> None:
