@@ -183,7 +183,7 @@ def test_a_step_returns_the_tokens_of_all_answers_that_vllm_samples_together(run
     assert tokens_of_step(runner, begun=samples) == [(1, 7, 0), (2, 7, 0)]
 
 
-BOTH = ["weights", "kv_cache"]
+BOTH, PAUSE = ["weights", "kv_cache"], "pause_generation"
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,14 @@ BOTH = ["weights", "kv_cache"]
         ([("sleep", ["kv_cache"]), ("sleep", BOTH)], ["sleep", "wake weights", "wake kv_cache", "sleep"]),
         ([("sleep", BOTH), ("wake", ["weights"])], ["sleep", "wake weights"]),
         ([("sleep", BOTH), ("wake", BOTH), ("wake", BOTH)], ["sleep", "wake weights kv_cache"]),
+        ([("sleep", BOTH), ("hold",), ("wake", BOTH)], ["sleep", PAUSE, "wake weights kv_cache", PAUSE]),
     ],
 )
 def test_only_the_requested_parts_of_an_engine_sleep(
     runner: VllmRunner, llm: FakeLLM, orders: Any, calls: Any
 ) -> None:
-    for method, tags in orders:
-        getattr(runner, method)(tags)
+    for method, *tags in orders:
+        getattr(runner, method)(*tags)
 
     assert [call for call in llm.calls if call != "reset_prefix_cache"] == calls
 

@@ -126,9 +126,7 @@ class EngineLoop:
             self._start_steps()
             while unfinished:
                 if self._context.in_driver and events.empty() and not self._has_step():
-                    raise RuntimeError(
-                        "the engine is paused, and nobody could resume it during this inline call: resume() it"
-                    )
+                    raise RuntimeError("the engine is paused or asleep: resume() or wake() it first")
                 event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
@@ -484,8 +482,8 @@ class RolloutEngine(Worker):
 
 
 def _check_tags(method: str, tags: Sequence[str]) -> None:
-    if isinstance(tags, str) or not set(tags) <= set(TAGS):
-        raise ValueError(f"{method}({tags!r}): expected a list of {', '.join(map(repr, TAGS))}")
+    if isinstance(tags, str) or not tags or not set(tags) <= set(TAGS):
+        raise ValueError(f"{method}({tags!r}): expected some of {', '.join(map(repr, TAGS))} in a list")
 
 
 def endpoints(group: Any) -> list[Endpoint]:

@@ -209,6 +209,8 @@ class VllmRunner(ModelRunner):
         if asleep := self._asleep.intersection(tags):
             self.wait(self.llm.wake_up(tags=sorted(asleep, key=TAGS.index)))
             self._asleep -= asleep
+            if self._is_held and not self._asleep:  # vLLM continues as soon as all parts are awake
+                self.wait(self.llm.pause_generation(mode="keep", clear_cache=False))
 
     def close(self) -> None:
         if self._thread.is_alive():
