@@ -138,8 +138,10 @@ class Control:
         return True
 
     def _cancel_task(self, number: int) -> None:
-        if number in self._tasks:  # else the task has left the call by now
-            self._tasks[number].cancel()
+        if (
+            task := self._tasks.pop(number, None)
+        ) is not None:  # once per call: cleanup code runs undisturbed
+            task.cancel()
 
 
 class _Step:
