@@ -287,7 +287,7 @@ class EngineLoop:
         self._drop([*self._running.values(), *self._waiting.values()])
 
     def _report(self) -> None:
-        """Report the statistics to `phalanx top`, traces and the cluster's metrics, until the engine is idle."""
+        """Report the statistics to ``phalanx top``, traces and the cluster's metrics, until the engine is idle."""
         context, statistics = self._context, self.statistics()
         rank = f"{context.group} rank {context.rank}"
         if context.tell is not None:
@@ -416,8 +416,8 @@ class RolloutEngine(Worker):
         """Pause the engine until :meth:`resume`; new calls wait. Ranks that start later are paused, too.
 
         Args:
-            mode: "keep" keeps all answers, which continue afterwards; "wait" returns once the running answers are
-                finished; "abort" ends all with ``finish_reason="abort"``: callers can continue them by ``prefix=``.
+            mode: With "keep", all answers continue afterwards. "wait" returns when the running answers are finished.
+                "abort" ends all with ``finish_reason="abort"``: callers can continue them by ``prefix=``.
 
         Raises:
             ValueError: if the mode is unknown.

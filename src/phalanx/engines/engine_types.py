@@ -15,7 +15,8 @@ from phalanx.dispatch.shardable import register_row_type
 from phalanx.errors import DeclarationError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-"""Ends of an answer: stop token or text; ``max_tokens`` or context reached; aborted; the row cannot be served."""
+"""Ends of an answer: stop token or text; ``max_tokens`` or context reached; aborted; the row cannot be served, or the
+engine failed while it generated."""
 
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]
 

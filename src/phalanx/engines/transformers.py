@@ -213,7 +213,7 @@ def _vocabulary(model: nn.Module, context: int | None, text: Decode | None) -> V
     if rope.get("rope_type") == "longrope":
         longest = rope.get("original_max_position_embeddings", longest)
     if longest is None and context is None:
-        raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
+        raise ValueError(f"the configuration of {type(model).__name__} has no context length: give context=")
     if context is not None and not 0 < context <= (longest or context):
         raise ValueError(f"context={context}: expected 1 to {longest}, the model's own context")
     end = end_tokens(getattr(getattr(model, "generation_config", None), "eos_token_id", None))

@@ -115,8 +115,8 @@ _LEFT = "left world"
 def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
-    Each object's ``rejoin()`` is called, in the order of their creation. Before, ``environment`` is set: the variables
-    by which the ranks meet in the epoch.
+    Set ``environment``, the variables by which the ranks meet in the epoch, and then call the ``rejoin()`` of each
+    object in the order of their creation.
 
     Raises:
         BaseException: if a ``rejoin()`` raises it.

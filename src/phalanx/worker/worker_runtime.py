@@ -106,7 +106,7 @@ class Loop:
         task = asyncio.ensure_future(result, loop=self._loop)
         if asyncio._get_running_loop() is None:
             return _run_until_complete(self._loop, task)
-        # Inline ranks in a notebook: its loop runs on this thread.
+        # A loop runs on this thread: that of a notebook with inline ranks, or the rank's own during rejoin().
         thread = ThreadPoolExecutor(1)
         try:
             return thread.submit(_run_until_complete, self._loop, task).result()

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.engines.engine import RolloutEngine
@@ -23,7 +22,7 @@ class VllmRollout(RolloutEngine):
     ``px.engines.endpoints(group)`` returns the URLs and keys of the servers, which are OpenAI-compatible.
 
     Args:
-        model: folder of the model: its configuration, and its weights, unless ``load_format="dummy"``.
+        model: folder or hub name of the model: its configuration, and its weights, unless ``load_format="dummy"``.
         weights: name under which the engine accepts weights; None for constant weights of the folder.
         seed: seed of the generator of seeds for rows that have none; None for different answers in every run.
         tokenizer: a folder, or a tokenizer: prompts and stops can then be texts, and answers have ``text``. The server
@@ -58,7 +57,7 @@ class VllmRollout(RolloutEngine):
         **engine_options: Any,
     ) -> None:
         if not serve and (token is not None or server_options):
-            raise DeclarationError("VllmRollout has options of a server; expected serve=True, or none")
+            raise DeclarationError("token= or server_options= of no server; expected serve=True, or neither")
         secret = choose_key(token) if serve else ""
         prepare_vllm()
         check_folder("model", model)
@@ -71,7 +70,7 @@ class VllmRollout(RolloutEngine):
         if serve and isinstance(tokenizer, str | Path):
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
         encode, decode = load_tokenizer(tokenizer)
-        # Before the engine, so that wrong options are reported before the half minute in which it starts.
+        # The engine comes last: wrong options are reported before its start, which takes half a minute.
         if weights is not None:
             coming, key = WeightsDeclared.of(context).coming, (self.role, weights)
             self.accept_weights(
@@ -83,7 +82,7 @@ class VllmRollout(RolloutEngine):
         self._vllm = VllmRunner(options, decode, self._server, seeds=seed is not None)
         self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
 
-    @register(Dispatch.ONE_TO_ALL, needs_weights=False)
+    @register(needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
         """Return the endpoint of this rank's engine, None without a server; see ``px.engines.endpoints``."""
         return None if self._server is None else self._server.endpoint

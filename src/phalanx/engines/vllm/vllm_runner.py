@@ -129,7 +129,7 @@ class VllmRunner(ModelRunner):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._next_tokens(), self._loop))
 
     async def _next_tokens(self) -> Iterable[SampledToken]:
-        """Wait for tokens: all of a step of vLLM, since tasks that it wakes together run before this one."""
+        """Wait for the tokens of a step of vLLM: the tasks that the step wakes run before this one."""
         while self._running and not (self._sampled or self._is_held or self._broken):
             self._changed.clear()
             await self._changed.wait()
@@ -176,7 +176,7 @@ class VllmRunner(ModelRunner):
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: bytes, version: int) -> None:
-        # pause_generation would then wait 20 ms for tokens on their way: the load takes longer
+        # not pause_generation, which waits 20 ms more for tokens on their way: the load takes longer anyway
         await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self.llm.collective_rpc("phalanx_load", args=(location,))
         await self._reset_cache()

@@ -27,7 +27,7 @@ def sampling_params(answer: Answer, *, seeds: bool) -> Any:
     """Return vLLM's parameters for the remaining tokens of an answer. vLLM raises an error if it rejects them.
 
     Args:
-        seeds: whether all rows are sampled by seeds; else rows without a seed share vLLM's generator, which is faster.
+        seeds: whether rows without a seed are sampled by seeds, too; else they share vLLM's generator, which is faster.
     """
     sampling, vocabulary, count = answer.sampling, answer.row.vocabulary, len(answer.tokens)
     is_seeded = (seeds or sampling.seed is not None) and sampling.temperature > 0
