@@ -19,7 +19,7 @@ PACKAGES = {
     "wire": 1160,
     "tracing display": 1365,
     "declare dispatch collect": 2515,
-    "backends": 2131,
+    "backends": 2132,
     "worker": 1630,
     "session pools group calls members": 4500,
     "weights": 2790,

@@ -250,9 +250,10 @@ def probe(slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Resour
     if late := private.wait(refs, num_returns=len(refs), timeout=_PROBED_WITHIN_S)[1]:
         for ref in late:
             private.cancel(ref)
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in {"GPU": gpus, **others}.items() if amount)
         raise PlacementError(
             f"which accelerators {first_of([slots[refs.index(ref)] for ref in late], 3)} have is not known: a task "
-            f"that asks for the accelerators of a slot there has not run within {_PROBED_WITHIN_S:g} s. "
+            f"that asks for {asked or 'nothing'} there has not run within {_PROBED_WITHIN_S:g} s. "
             "The node may be lost or overloaded, or something that is not of this library holds the slot: look at `ray "
             "status`; a first group on the whole pool, not on a view of it, needs no such task"
         )
