@@ -117,9 +117,7 @@ def test_a_slice_of_complete_coordinates_splits_rows_over_them(eight: px.Resourc
     assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate
 
 
-def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_order(
-    group: Any,
-) -> None:
+def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_order(group: Any) -> None:
     assert group.each(["a", "b"]) == [(4, "a"), (6, "b")]
     assert group.each_stage(["a", "b", "c", "d"]) == [(0, "a"), (4, "b"), (2, "c"), (6, "d")]
     with pytest.raises(px.DispatchError, match=r"each.*a list of 3 elements.*dp_size = 2"):

@@ -39,12 +39,7 @@ def test_a_cell_can_have_several_lines_brackets_and_wide_characters_and_html_esc
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (300_000_000, "286.1 MiB"),
-        (2**60, "1048576.0 TiB"),
-    ],
+    [(1023, "1023 B"), (1024, "1.0 KiB"), (300_000_000, "286.1 MiB"), (2**60, "1048576.0 TiB")],
 )
 def test_a_size_has_the_unit_that_fits(nbytes: int, text: str) -> None:
     assert size(nbytes) == text

@@ -150,9 +150,7 @@ def test_a_driver_that_leaves_the_with_block_leaves_nothing(
     assert within(5.0, lambda: not driver.left()), driver.left()
 
 
-def test_a_killed_run_of_a_script_disturbs_no_concurrent_or_later_run(
-    start: Callable[[str], Driver],
-) -> None:
+def test_a_killed_run_of_a_script_disturbs_no_concurrent_or_later_run(start: Callable[[str], Driver]) -> None:
     first, second = start("call"), start("call")
 
     first.process.kill()

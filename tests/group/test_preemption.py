@@ -45,10 +45,7 @@ def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored()
         seen.append(notice)
         raise SystemExit("of the user")
 
-    with (
-        scripted(lambda what, number: "fine") as transport,
-        px.ResourcePool([2], backend="inline") as pool,
-    ):
+    with scripted(lambda what, number: "fine") as transport, px.ResourcePool([2], backend="inline") as pool:
         group, asked = px.WorkerGroup(pool, Trouble, on_notice=note), px.WorkerGroup(pool, Trouble)
         before = px.preemption_notices(asked)
         transport.going = going("inline", None)

@@ -74,9 +74,7 @@ def test_a_new_rank_has_the_version_of_its_peers_before_it_is_called(three: px.R
         assert sync().number > versions[0]
 
 
-def test_a_replace_policy_syncs_all_ranks_to_the_current_weights_of_the_source(
-    here: px.ResourcePool,
-) -> None:
+def test_a_replace_policy_syncs_all_ranks_to_the_current_weights_of_the_source(here: px.ResourcePool) -> None:
     actor = px.WorkerGroup(here[0:1], Actor)
     engines = px.WorkerGroup(here, Engine, on_failure=px.ReplacePolicy())
     with px.WeightSync(actor, engines, NAME) as sync:

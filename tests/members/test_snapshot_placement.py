@@ -11,9 +11,7 @@ from phalanx.members.snapshots import holders, lost_copies
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=40))
-def test_the_holder_of_a_copy_is_another_rank_on_another_node_if_there_is_one(
-    nodes: list[str],
-) -> None:
+def test_the_holder_of_a_copy_is_another_rank_on_another_node_if_there_is_one(nodes: list[str]) -> None:
     held_by = holders(nodes)
     for rank, holder in enumerate(held_by):
         assert holder != rank

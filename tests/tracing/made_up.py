@@ -48,18 +48,12 @@ UPDATE = call(
     *(2, "actor", "update", 3.5, 3.6, 3.9, 3.9, 62),
     message_bytes=20,
     sources=(1,),
-    parts=(
-        part(0, 17, 20, 40, 42, 60),
-        part(1, 29, 30, 55, 56, 60),
-    ),
+    parts=(part(0, 17, 20, 40, 42, 60), part(1, 29, 30, 55, 56, 60)),
 )
 FAIL = call(
     *(3, "", "fail", 70, 70.1, 70.4, 70.5, 90),
     error="RemoteCallError: rank 0",
-    parts=(
-        part(0, 71, 72, 80, 80, None, error="ValueError: no"),
-        part(1, 71, 72, None, None, None),
-    ),
+    parts=(part(0, 71, 72, 80, 80, None, error="ValueError: no"), part(1, 71, 72, None, None, None)),
 )
 SPAN = Span("backward", at(22), at(35), key(0), 2, {"rows": 128})
 DRIVER_SPAN = Span("load", at(63), at(69), None, None, {})

@@ -190,9 +190,7 @@ def test_files_that_are_no_traces_are_refused_with_the_reason(
         load(tmp_path / name)
 
 
-def test_a_failed_write_keeps_the_previous_file_and_a_running_trace_has_no_file(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_write_keeps_the_previous_file_and_a_running_trace_has_no_file(tmp_path: Path) -> None:
     with px.trace(tmp_path / "run.json"):
         assert list(tmp_path.iterdir()) == []
     (tmp_path / "run.json").write_text("old")

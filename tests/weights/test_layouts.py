@@ -100,12 +100,7 @@ class Engine(Sharded):
 
 @pytest.mark.parametrize(
     ("source", "sources", "target", "targets"),
-    [
-        ("fsdp", 2, "tp", 4),
-        ("fsdp", 4, "tp", 2),
-        ("hybrid", 4, "tp", 2),
-        ("fsdp over tp", 4, "fsdp", 4),
-    ],
+    [("fsdp", 2, "tp", 4), ("fsdp", 4, "tp", 2), ("hybrid", 4, "tp", 2), ("fsdp over tp", 4, "fsdp", 4)],
 )
 def test_weights_arrive_in_another_layout(
     ray_cluster: None, source: str, sources: int, target: str, targets: int
