@@ -131,17 +131,18 @@ class TraceFiles:
         #: Beginning of the paths of the rank's files.
         self.files = ""
         self._own_process = own_process
+        self._writer: SpanWriter | None = None
         self._writer_of = lru_cache(maxsize=_OPEN_TRACES)(SpanWriter)
 
     def of(self, trace: str, number: int) -> AbstractContextManager[CallSpan | None]:
         """Return a context around a call that records it in ``trace``; its value is None if there is no trace."""
         if not trace:
-            if self._own_process:
-                spans.process.sink = None  # the driver may have ended its trace
+            if spans.process.sink is self._writer:  # not of a trace that this process has started itself
+                spans.process.sink = None
             return _NOTHING
         writer = self._writer_of(path_of(self.files, trace))
         if self._own_process:
-            spans.process.sink = writer
+            spans.process.sink = self._writer = writer
         return CallSpan(writer, number)
 
 
