@@ -145,6 +145,7 @@ def of(*reports: RankReport) -> CallError:
     [
         (of(DIED, VICTIM), True),
         (of(CAUSE, VICTIM), False),
+        (of(RankReport(0, "raised", exception=of(DIED))), True),
         (of(CAUSE, replace(DIED, victim=True)), False),
         (of(RankReport(0, "raised", type_name="phalanx.errors.WeightsTransferError")), True),
         (of(RankReport(0, "raised", type_name="phalanx.errors.WeightsVerificationError")), False),

@@ -94,7 +94,8 @@ class RankReport:
     """The exception rebuilt in this process; it is not pickled with the report."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "exception"}
+        is_loss = self.cut_off or (self.kind == "raised" and self.lost)  # also known without the exception
+        return {**self.__dict__, "exception": None, "cut_off": is_loss}
 
     @property
     def failed(self) -> bool:
