@@ -109,7 +109,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> dict[st
                 group.rest(0.05)
             with contextlib.suppress(ValueError):
                 group.fail()
-    trace.save(path, title="A run", charts={"reward": [0.1, 0.4, 0.5]})
+    trace.save(path, title="A run", charts={"reward": [0.1, 0.4, 0.5], "still": [-1e17, -1e17]})
     text = path.read_text().replace("<head>", "<head>" + ALONE).replace("</body>", USE + "</body>")
     path.write_text(text)
     command = [str(BROWSER), *OPTIONS, f"--user-data-dir={folder / 'browser'}", path.as_uri()]
@@ -121,9 +121,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> dict[st
     return {**json.loads(html.unescape(found[1])), "complaints": complaints}
 
 
-def test_the_page_loads_no_resources_and_has_all_tracks_failures_and_curves(
-    told: dict[str, Any],
-) -> None:
+def test_the_page_loads_no_resources_and_has_all_tracks_failures_and_curves(told: dict[str, Any]) -> None:
     assert told["ready"] == "yes"
     assert told["complaints"] == []
     assert told["tracks"] == ["shown", "rank 0", "rank 1"]
@@ -148,9 +146,7 @@ def test_zooming_repaints_calls_and_a_method_can_be_faded(told: dict[str, Any]) 
     assert everything < before  # the view includes the time before the first call
 
 
-def test_the_page_has_light_and_dark_themes_and_fits_the_width_of_a_phone(
-    told: dict[str, Any],
-) -> None:
+def test_the_page_has_light_and_dark_themes_and_fits_the_width_of_a_phone(told: dict[str, Any]) -> None:
     light, dark, again = told["grounds"]
     shown, whole = told["phone"]
 

@@ -197,7 +197,7 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
     known = [value for values in lines.values() for value in values if -_MOST < value < _MOST]
     if not known:
         return f'{heading}<p class="soft">no values</p></div>'
-    low, high = min([*known, 0.0]), max(known)
+    low, high = min([*known, 0.0]), max([*known, 0.0])
     marks = _marks(low, high if high - low > 1 / _MOST else low + 1.0, 4)
     left = max(46, 12 + _DIGIT_WIDTH * max(len(_label(mark)) for mark in marks))
     last = max(1, max(len(values) for values in lines.values()) - 1)
