@@ -45,10 +45,8 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(resource_pool=resource_pool, ray_cls_with_init=ray_cls_with_init, **kwargs)
-        rank_infos = self.execute_all_async("get_megatron_rank_info")
-        global_info = self.execute_rank_zero_async("get_megatron_global_info")
-        self._megatron_rank_info: list[DistRankInfo] = self._wait(rank_infos)
-        sizes: DistGlobalInfo = self._wait(global_info)
+        self._megatron_rank_info: list[DistRankInfo] = self.execute_all_sync("get_megatron_rank_info")
+        sizes: DistGlobalInfo = self.execute_rank_zero_sync("get_megatron_global_info")
         self._megatron_global_info = sizes
         self.tp_size, self.dp_size = sizes.tp_size, sizes.dp_size
         self.pp_size, self.cp_size = sizes.pp_size, sizes.cp_size

@@ -160,6 +160,7 @@ def start(
         PlacementError: if there is no room for the actors.
         WorkerInitError: if a constructor raised; also an instance of the raised type.
     """
+    from_environment()  # first: a trace that cannot be written fails before any actor is started
     class_name = bound.cls.__name__
     handle = GroupHandle(
         class_name,
@@ -207,7 +208,6 @@ def _tracked(launched: Launched, core: Group) -> TrackedCalls:
         raise
     core.started()
     checks.begin()
-    from_environment()
     # An actor with verl's trainer is killed when its work is done, so its trace is written periodically.
     if ray.get_runtime_context().get_actor_id() is not None:
         keep_saved()
