@@ -192,7 +192,7 @@ def _ranks(core: Group, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]
             rows = {"rows": rows_by_shard[shard], "given_rows": padded.get(shard, rows_by_shard[shard])}
             order = gather.order
             rows |= {"start": start, "stop": stop} if order is None else {"order": tuple(order[start:stop])}
-        host = core.endpoints[rank].facts.slot.host
+        host = core.endpoints[rank].facts.slot.host if rank < len(core.endpoints) else ""  # it has none now
         place = None if mesh is None else dict(mesh.coordinates(rank))
         yield RankInfo(rank, host, place, "kept" if plan.keeps(position) else "dropped", **rows)
 
@@ -228,7 +228,8 @@ def described(value: Value) -> str:
         return f"{name} of {value.bit_length()} bits"
     if isinstance(value, bool | int | float | str | bytes | None):
         text = repr(value)
-        return text if len(text) <= 30 else f"{name} of length {len(value)}"  # type: ignore[arg-type]
+        is_long = isinstance(value, str | bytes) and len(text) > 30
+        return f"{name} of length {len(value)}" if is_long else text  # type: ignore[arg-type]
     return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
 
 
