@@ -100,7 +100,7 @@ def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
 def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generator[int]:
     """Fill the object store of the first node up to ``fraction`` of its size. Yield the number of stored bytes."""
     if not 0 < fraction <= 1:
-        raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
+        raise DeclarationError(f"full_store({fraction!r}): expected a fraction above 0, at most 1")
     storing = session.get_backend(backend)
     node = storing.nodes()[0]
     size = int(node.total.get("object_store_memory", 0) * fraction)

@@ -118,7 +118,7 @@ class ScriptedBackend(InlineBackend):
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
         """Kill a rank: results that it has not returned yet are lost."""
-        endpoint.handle.lost = lost
+        endpoint.handle.end(lost)
         for ref, result in list(self._results.items()):
             if result.endpoint is endpoint and result.at > self.clock.now():
                 ref.failure, ref.lost = None, lost
@@ -128,7 +128,8 @@ class ScriptedBackend(InlineBackend):
         for endpoint in endpoints:
             if endpoint.handle.lost is None:
                 self._take(endpoint, Lost("the rank was stopped", "stopped", intended=True))
-        return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
+            endpoint.handle.runtime = None
+        return ()
 
     def now(self) -> float:
         return self.clock.now()
