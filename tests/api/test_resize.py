@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 
 import phalanx as px
 from phalanx.testing import faults
+from phalanx.topology.slots import Slot
 
 SOAK_ON_RAY = True
 
@@ -123,6 +125,18 @@ def test_a_pool_grows_for_a_group_and_shrinks_once_the_added_slots_are_free(back
 
         assert (before, grown) == ([(0, 1)], [(0, 3), (1, 3), (2, 3)])
         assert (pool.world_size, group.who()) == (1, [(0, 1)])
+
+
+def test_ranks_keep_their_places_in_a_pool_that_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turned(slots: Sequence[Slot], _: object) -> list[int]:
+        return sorted(range(len(slots)), key=lambda index: (slots[index].pool, -slots[index].bundle))
+
+    monkeypatch.setattr("phalanx.pools.pool.order_ranks", turned)
+    with px.ResourcePool([1], backend="inline") as pool, px.WorkerGroup(pool, Answerer) as group:
+        pool.grow(4)
+        for size in (3, 5):
+            px.resize(group, size)
+            assert group.who() == [(rank, size) for rank in range(size)]
 
 
 class Model(px.Worker):

@@ -84,12 +84,13 @@ def test_feasibility_is_checked_for_total_and_for_free_resources(
     assert check_feasible(nodes, blocks, slot) == expected
 
 
-@given(st.integers(1, 10_000))
-def test_shares_are_whole_units_and_all_of_them_fit(count: int):
-    units = share(count) * 10_000
+@given(st.integers(1, 10_000), st.sampled_from([0.01, 1.0, 3.0]))
+def test_shares_are_whole_units_and_all_of_them_fit(count: int, amount: float):
+    units = share(count, amount) * 10_000
 
     assert abs(units - round(units)) < 1e-6
-    assert 1 <= round(units) * count <= 10_000
+    assert round(units) * count <= 10_000 * amount
+    assert amount < 1 or round(units) >= 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from phalanx.group.epoch import Snapshot
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import PreemptionNotice, look_once
 from phalanx.members.meshes import engine_ranks
-from phalanx.members.recovery import go_back
+from phalanx.members.recovery import ensure_ready, go_back
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.resize import change_members
 from phalanx.members.snapshots import take_together
@@ -218,6 +218,8 @@ def resize(group: WorkerGroup, n: int, *, timeout: float | None = None) -> None:
     core = _core_of(group, "px.resize")
     if core.handle.detached:
         raise DeclarationError(f"px.resize({group.name}, {n!r}): a detached group cannot be resized")
+    if core.handle.independent:
+        ensure_ready(core)  # its ranks may be asked for their coordinates
     block = engine_ranks(core) if core.handle.independent else 1
     size = _checked_size(group.name, n, group.pool.world_size, block)
     if not core.handle.independent:

@@ -121,6 +121,7 @@ class Lifecycle:
         is_first = self.cause is None or self.state is State.RESTARTING
         if after is State.READY or (event is Event.BREAK and after is State.BROKEN and is_first):
             self.cause = None if after is State.READY else cause
+            self.remark = ""
         self.state, self.epoch = after, about + (event in (Event.RESTART, Event.MEMBERS))
 
     def check_callable(self) -> None:

@@ -87,7 +87,8 @@ def launch(
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         by_slot = {endpoint.slot: endpoint for endpoint in [*kept.values(), *endpoints]}
         in_order = pool.learn({slot: endpoint.facts.slot for slot, endpoint in by_slot.items()})
-        everyone = [by_slot[slot] for slot in places or in_order]
+        # A slot that another thread has added to the pool since has no process.
+        everyone = [by_slot[slot] for slot in places or in_order if slot in by_slot]
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
         configs = [amend(replace(setups[rank], trace=trace, rejoining=bool(places))) for rank in new]
         ordered = [everyone[rank] for rank in new]

@@ -173,9 +173,11 @@ def close(core: Group, patience: float | None = None) -> None:
         core: the group.
         patience: seconds for the workers' own ``close()``; None: 5 s, or 1 s if a worker is in a call.
     """
-    withdraw(core)
     try:
-        end(core, core.epoch, _patience(core) if patience is None else patience)
+        try:
+            withdraw(core)
+        finally:
+            end(core, core.epoch, _patience(core) if patience is None else patience)
     finally:  # also after an interrupt
         if core.has_pool:
             core.pool.unclaim(core.tenant)

@@ -218,7 +218,7 @@ def _undo(core: Group, left: Epoch) -> None:
     """End the new processes of a failed replacement, and make the other ranks ready for another try."""
     started = [endpoint for endpoint in core.endpoints if endpoint not in left.endpoints]
     if not core.endpoints:  # ranks that stay are members again, for another try or to be ended
-        core.enter(left.endpoints)
+        core.enter(left.endpoints[: left.size])
     core.backend.kill(started)
     settle(core, left.endpoints)
     if core.closed:  # close() found no members to end

@@ -58,6 +58,7 @@ def change_members(core: Group, size: int, timeout: float | None) -> None:
 def _grow(core: Group, size: int) -> None:
     """Add ranks to the group: they get weights, and then calls. After an error the group is unchanged."""
     old, snapshot, ranks = core.epoch, core.snapshot, range(core.world_size, size)
+    core.pool.locate()  # in their final order: a later sort would move ranks
     ground = core.pool.first(size)
     ground.repair(core.options.start_timeout, idle=True)
     slots = ground.slots[old.size :]

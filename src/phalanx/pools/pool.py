@@ -12,7 +12,7 @@ from phalanx.pools.slot_reservation import SlotReservation, Tenant, books, check
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import Slot, SlotInfo, SlotView, checked_shape, order_ranks, slots_of
-from phalanx.wire.value import Reduced, checked_number
+from phalanx.wire.value import Reduced, as_integer, checked_number
 
 
 class ResourcePool:
@@ -279,7 +279,7 @@ class ResourcePool:
             DeclarationError: if this is a view, or a detached pool.
         """
         self._check_own("grow")
-        blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
+        blocks = [process_on_nodes] if as_integer(process_on_nodes) is not None else process_on_nodes
         shape, first, number = checked_shape(blocks), self.holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
         added = first.reserve(f"{first.reservation_name}.{number}", name, shape, timeout)

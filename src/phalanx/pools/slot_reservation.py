@@ -97,7 +97,7 @@ class SlotReservation:
         """The resources that a process of a group gets of its slot."""
         if self.resource is None:
             cpus = self.bundle.get("CPU")
-            return {} if cpus is None else {"CPU": cpus / self.max_colocate_count}
+            return {} if cpus is None else {"CPU": share(self.max_colocate_count, cpus)}
         if self.max_colocate_count == 1:
             return {self.resource: float(self.accelerators_per_slot)}
         # Ray grants a fraction of a single accelerator only: the process requests a fraction of one, for Ray's

@@ -145,7 +145,7 @@ class Mesh:
                 "each axis, or use mesh.ranks(...) for all ranks of a slice"
             )
         self._check_coordinates("rank", coordinates)
-        return self._rank_at[tuple(coordinates.get(name, 0) for name in self.axes)]
+        return self._rank_at[tuple(index(coordinates.get(name, 0)) for name in self.axes)]
 
     def ranks(self, /, **fixed: int) -> tuple[int, ...]:
         """Return the ranks with the coordinates ``fixed``, in coordinate order (first axis slowest).
@@ -155,7 +155,7 @@ class Mesh:
         """
         self._check_coordinates("ranks", fixed)
         sizes = zip(self.axes, self._known_shape(), strict=True)
-        choices = [(fixed[name],) if name in fixed else range(size) for name, size in sizes]
+        choices = [(index(fixed[name]),) if name in fixed else range(size) for name, size in sizes]
         return tuple(self._rank_at[at] for at in itertools.product(*choices))
 
     def peers(self, rank: int, axis: str) -> tuple[int, ...]:

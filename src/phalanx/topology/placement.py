@@ -73,8 +73,8 @@ def capacity(amounts: Resources, resources: Resources) -> int:
     return max(0, min(counts, default=_UNITS))  # a slot without resources fits anywhere
 
 
-def share(max_colocate_count: int) -> float:
-    """Return the share of a slot's accelerator that each of ``max_colocate_count`` processes gets.
+def share(max_colocate_count: int, amount: float = 1.0) -> float:
+    """Return the share of ``amount`` of a slot's resource that each of ``max_colocate_count`` processes gets.
 
     The share is rounded down to a multiple of 1/10000, so that ``max_colocate_count`` shares always fit.
 
@@ -86,7 +86,7 @@ def share(max_colocate_count: int) -> float:
             f"max_colocate_count={max_colocate_count}: expected a whole number from 1 to {_UNITS}, the number of "
             "groups that may share a slot"
         )
-    return (_UNITS // max_colocate_count) / _UNITS
+    return (_units(amount) // max_colocate_count) / _UNITS
 
 
 def bundle_resources(
