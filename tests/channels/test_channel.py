@@ -366,7 +366,7 @@ def test_small_items_outlive_a_closed_rank_and_large_items_do_with_handoff(
 @pytest.mark.slow_on_cluster
 def test_items_that_a_rank_handed_over_survive_its_death(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1, LARGE)
-    mortal.run(lambda worker, left: left.leave(WITHIN, handoff=True), channel)
+    mortal.run(lambda worker, left: left.leave(0, handoff=True), channel)
     faults.kill(mortal, 0)
     assert channel.take_rows(4, WITHIN).rows == 4
 

@@ -166,14 +166,19 @@ def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(ba
         assert again.stats.dropped == {"restored": 1, "not saved": 1}
         assert channel.drop("filtered") == 1
         assert again.stats.dropped == {"restored": 1, "not saved": 1, "dropped in the channel": 2}
+    with pytest.raises(px.channels.ChannelError, match="the snapshot has one: pass it too"):
+        px.channels.restore(alone, [])
     earlier = pickle.loads(alone)
     earlier.staleness["outside"] = [ReadyRows()]  # earlier states have the rows that are in no channel
     px.channels.restore(pickle.dumps(earlier), [], last)
     assert last.stats.dropped == {"restored": 1, "not saved": 3}
 
 
-def test_a_restore_drops_rows_that_were_trained_on_and_are_too_old(backend: str) -> None:
-    saved, again = (px.StalenessManager(max_lag=0, rows_per_version=2) for _ in range(2))
+@pytest.mark.parametrize(("max_lag", "counts"), [(0, (2, 0, 2, 0)), (1, (4, 2, 2, 0))])
+def test_a_restore_drops_rows_that_were_trained_on_only_if_they_are_too_old(
+    backend: str, max_lag: int, counts: tuple[int, ...]
+) -> None:
+    saved, again = (px.StalenessManager(max_lag, rows_per_version=2) for _ in range(2))
     with px.Channel(name="saved") as channel, saved.lease(2) as lease:
         lease.put(channel, [1, 2], 0)
         with channel.take_rows(2, WITHIN):
@@ -181,9 +186,9 @@ def test_a_restore_drops_rows_that_were_trained_on_and_are_too_old(backend: str)
             data = px.channels.snapshot([channel], saved)
     with px.Channel(name="saved") as channel:
         px.channels.restore(data, [channel], again)
-        assert (channel.rows.waiting, channel.rows.dropped) == (0, 2)
+        assert (channel.rows.waiting, channel.rows.dropped) == (counts[1], 2 - counts[1])
         rows = again.stats.rows
-        assert (rows.submitted, rows.ready, rows.trained, rows.dropped) == (2, 0, 2, 0)
+        assert (rows.submitted, rows.ready, rows.trained, rows.dropped) == counts
 
 
 PACKED, TRAINED = threading.Event(), threading.Event()

@@ -103,6 +103,9 @@ def restore_values(
         raise ChannelError(
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
         )
+    if (saved.staleness is None) != (staleness is None):
+        expected = "has none: leave it out" if saved.staleness is None else "has one: pass it too"
+        raise ChannelError(f"px.channels.restore(staleness={staleness!r}): the snapshot {expected}")
     states = {one._key: saved.channels[one.name] for one in channels}
     items = [(one, item) for one in channels for item in _items(saved.channels[one.name])]
     try:

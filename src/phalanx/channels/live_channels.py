@@ -65,10 +65,11 @@ class LiveChannels:
                 f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
                 "name, or get the open channel by px.Channel.find(name)"
             )
+        handle = cloudpickle.dumps(channel)  # first: its function for lengths may not be picklable
         channel._client().request("", "open", channel._key, name, maxsize, by)
         with self._lock:
             self._open[channel._key] = channel, limit
-        backend.publish(_published_key(backend, name), cloudpickle.dumps(channel))
+        backend.publish(_published_key(backend, name), handle)
         if not backend.immediate:
             self._publisher.begin()
 

@@ -113,14 +113,15 @@ def leave(client: HubClient, channel: HubObject, handoff: bool, timeout: float |
     """
     limit = math.inf if timeout is None else time.monotonic() + timeout
     while True:
-        needed: list[tuple[int, Payload | None]] = []
+        needed, moved = list[tuple[int, Payload | None]](), False
         with contextlib.suppress(Gone):
             needed = client.request(channel._key, "leave", client.name)
         for number, payload in needed:
             if handoff and payload is not None:
                 with contextlib.suppress(FetchFailed):
                     client.send(channel._key, "move", number, to_bytes(channel._backend, payload))
-        if not needed or time.monotonic() >= limit:
+                    moved = True
+        if not needed or (time.monotonic() >= limit and not moved):
             return len(needed)
         time.sleep(_LOOKS_EVERY_S)
 

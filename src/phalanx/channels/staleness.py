@@ -238,7 +238,7 @@ class StalenessManager(HubObject):
         """
         if not self._is_own:
             raise DeclarationError("this staleness manager is closed by the process that created it")
-        self._client().request(self._key, "close", str(reason))
+        self._send("close", str(reason))  # its hub may have ended
 
     def explain(self) -> Table:
         """Return a table of all rows, and the lags of the rows that were trained on."""

@@ -299,7 +299,9 @@ class StalenessState:
             if not item.is_stale(row):  # a stale row was taken, and was trained on
                 self._ready[item, row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)
-        self._drop(stats.rows.ready - len(self._ready), NOT_SAVED)
+        again = len(self._ready) - stats.rows.ready  # rows that were trained on, and are delivered once more
+        self._submitted += max(0, again)
+        self._drop(max(0, -again), NOT_SAVED)
         self._start()
 
     # Transitions
