@@ -187,13 +187,14 @@ def load(
     check_parts("px.load", parts)
     began = time.monotonic()
     if _checked_format(format) == "hugging face":
-        if parts is not None or name is not None:
+        if parts is not None or name is not None or step is not None:
             raise DeclarationError(
-                f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
+                f"px.load(parts={parts!r}, name={name!r}, step={step!r}): a folder in this format has a single model "
+                "alone; leave them out"
             )
         model = read_model(Storage(path).root)
         nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
-        return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
+        return CheckpointInfo(0, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(path, step)
     nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
