@@ -325,7 +325,7 @@ class Group:
     def resyncs(self) -> dict[tuple[str, str], list[Resync]]:
         """Return the syncs that can resync the group's weights, by role and name of the weights."""
         found: dict[tuple[str, str], list[Resync]] = {}
-        for key, number in self.had_weights.items():
+        for key, number in [*self.had_weights.items()]:
             sent = {sync: newest for sync in list(self.syncs) if (newest := sync.newest(key)) is not None}
             # A newer sync may replace the sync that sent them.
             found[key] = [sync for sync in sent if sent[sync] >= number] or [s for s in sent if not sent[s]]

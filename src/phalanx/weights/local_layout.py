@@ -165,10 +165,14 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
             f"weights are an nn.Module or a mapping of names to tensors, not {type(model).__name__}"
         )
     wrong = {
-        str(name): type(one).__name__ for name, one in model.items() if not isinstance(one, torch.Tensor)
+        name: type(one).__name__
+        for name, one in model.items()
+        if not (isinstance(name, str) and isinstance(one, torch.Tensor))
     }
     if wrong:
-        raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are not tensors")
+        raise DeclarationError(
+            f"weights are a mapping of names (str) to tensors; {wrong} are not tensors by name"
+        )
     return dict(model)
 
 

@@ -181,7 +181,9 @@ def _merge_layouts(
 ) -> TensorLayout:
     first_rank, first = held[0]
     layout = TensorLayout(
-        first.dtype, first.shape, tuple((rank, tensor.boxes) for rank, tensor in held if tensor.boxes)
+        first.dtype,
+        first.shape,
+        tuple((rank, one.boxes) for rank, one in held if one.boxes and len(one.shape) == len(first.shape)),
     )
     for rank, tensor in held:
         where = f"{side} rank {rank}"

@@ -278,7 +278,7 @@ class WeightSync:
                 if published.get(source.key) == number:  # no rank has this version
                     published[source.key] = number - 1
             return
-        if staleness is not None:
+        if staleness is not None and number > staleness.version:  # not if the next sync was awaited first
             self._advance(staleness, outcome, is_resync=future.is_resync)
         source.core.note_weights(*source.key, f"published({number})")
         for target in targets:
