@@ -42,6 +42,13 @@ class Stubborn(OSError):
         super().__init__(errno.ENOSPC, "disk full", path)
 
 
+class Own(PhalanxError):
+    """An error of a user in a module that is not importable."""
+
+
+Own.__module__ = "scripts.train"
+
+
 def raised(exc: BaseException) -> BaseException:
     try:
         raise exc
@@ -61,6 +68,7 @@ def there_and_back(exc: BaseException) -> BaseException | None:
         (Frozen(3, "there"), ("code", "where")),
         (Slotted(3), ("args", "code")),
         (Refuses("text"), ("args",)),
+        (Own("text"), ("args",)),
         (decode_error(), ("args", "encoding", "object", "start", "end", "reason")),
         (FileNotFoundError(2, "No such file", "/x"), ("args", "errno", "strerror", "filename")),
         (OSError(errno.EXDEV, "link", "/a", None, "/b"), ("errno", "filename", "filename2")),
