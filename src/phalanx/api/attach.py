@@ -20,9 +20,6 @@ class AttachedGroup(GroupView):
 
     def __init__(self, core: Group, reservations: Mapping[str, Sequence[str]]) -> None:
         super().__init__(Selection(core))
-        self.__dict__.update(
-            {role: GroupView(Selection(core, role=role)) for role in core.handle.methods if role}
-        )
         self._reservations = reservations
 
     @property
@@ -38,8 +35,8 @@ class AttachedGroup(GroupView):
         """
         if self.core.begin_close():
             processes.close(self.core)
-            for keys in self._reservations.values() if pool else ():
-                self.core.backend.release(keys)
+        for keys in self._reservations.values() if pool else ():
+            self.core.backend.release(keys)
 
 
 def attach(name: str) -> AttachedGroup:

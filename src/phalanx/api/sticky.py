@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
-from phalanx.errors import DeclarationError, WorkerDiedError
+from phalanx.errors import DeclarationError
 
 _MARGIN = 2.0
 _MOST_KEYS = 100_000
@@ -65,13 +65,10 @@ class Sticky:
         if spec is None:
             return getattr(group, name)  # raises an error that lists the existing methods
         processes = group.core.epoch.endpoints
-        loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
-        if not loads:
-            raise WorkerDiedError(
-                f"group {group.name!r}, {name}: no surviving rank can run the call; restart the group",
-                group=group.name,
-                method=name,
-            )
+        found = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
+        loads = {rank: load for rank, load in found.items() if rank < len(processes)}
+        if not loads:  # the call recovers the group, or raises its error
+            return getattr(group.any, name)
         rank = self._pins.rank_of(self._key, loads, processes)
         return getattr(group[group.ranks.index(rank)], name)
 
@@ -93,7 +90,6 @@ def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Stick
 
     Raises:
         DeclarationError: if ``margin`` is negative.
-        WorkerDiedError: if every rank was lost; raised by the lookup of a method.
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")

@@ -35,6 +35,9 @@ class GroupView:
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
+        if (selection.role, selection.fixed, selection.which) == ("", None, "all"):
+            roles = filter(None, self.core.handle.methods)
+            self.__dict__.update({role: GroupView(Selection(self.core, role=role)) for role in roles})
         self._bound: dict[str, BoundMethod[..., Any, Any]] = {}
 
     @property

@@ -128,7 +128,6 @@ class WorkerGroup(GroupView):
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
         GroupView.__init__(self, Selection(core))
-        self.__dict__.update({role: GroupView(Selection(core, role=role)) for role in bound if role})
         pool.claim(self)
         try:
             processes.start(core)
