@@ -235,7 +235,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     async def __anext__(self) -> Item:
         """Await the next item and return it. An item is taken only when it can be returned."""
-        found = self._guarded(self._poll)
+        waits = self._waiting is not None and not self._waiting.done()  # since the last await was cancelled
+        found: Any = _NOT_YET if waits else self._guarded(self._poll)
         while found is _NOT_YET:
             if self._waiting is None or self._waiting.done():
                 self._waiting = session.waiters.submit(lambda: self._guarded(self._wait))

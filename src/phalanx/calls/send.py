@@ -143,9 +143,9 @@ def _submit(
     backend, endpoints, ranks = core.backend, call.epoch.endpoints, call.plan.ranks
     parts: list[ResultHandle | RankStream] = []
     nbytes = 0
-    if len(ranks) == 1 and streaming is None and core.is_view:
-        composed = list(composed)
     try:
+        if len(ranks) == 1 and streaming is None and core.is_view:
+            composed = list(composed)
         with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)

@@ -139,7 +139,8 @@ def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
             )
         return cls, {}
     modified = metadata.modified_class
-    options = {key: value for key, value in dict(cls._default_options).items() if value is not None}
+    set_options = {key: value for key, value in dict(cls._default_options).items() if value is not None}
+    options = {key: value for key, value in set_options.items() if (key, value) != ("max_concurrency", 1)}
     _check_ray_options(modified.__name__, options)
     user_class = modified.__bases__[0]  # Ray derives its class from the user's
     return user_class, {key: value for key, value in options.items() if key in HONOURED_RAY_OPTIONS}
@@ -147,8 +148,12 @@ def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
 
 def _check_ray_options(class_name: str, options: Mapping[str, Any]) -> None:
     for key, value in options.items():
-        harmless = value in (0, "DEFAULT") or (key == "max_concurrency" and value == 1)
-        if key in HONOURED_RAY_OPTIONS or harmless or key.startswith("_") or key == "enable_task_events":
+        if (
+            key in HONOURED_RAY_OPTIONS
+            or value in (0, "DEFAULT")
+            or key.startswith("_")
+            or key == "enable_task_events"
+        ):
             continue
         reason = _REFUSED_RAY_OPTIONS.get(key, "a group has no such option")
         raise DeclarationError(f"@ray.remote({key}={value!r}) on {class_name} cannot be applied: {reason}")

@@ -133,21 +133,23 @@ class _Named:
                 self._values[name] = _in_place(current, value, {})
 
 
-def _in_place(current: Any, loaded: Any, seen: dict[int, Any]) -> Any:
+def _in_place(current: Any, loaded: Any, seen: dict[int, tuple[Any, Any]]) -> Any:
     """Return a loaded value in which stateful objects of ``current``, at any depth, replace their loaded copies.
 
-    The current objects take the state of the loaded objects at the same places. ``seen`` has the results by the id of
-    the loaded value.
+    The current objects take the state of the loaded objects at the same places. ``seen`` has the loaded value, so that
+    its id stays its own, and the result by this id.
     """
-    if type(loaded) in _PLAIN or id(loaded) in seen:
-        return seen.get(id(loaded), loaded)
-    seen[id(loaded)] = loaded
+    if type(loaded) in _PLAIN:
+        return loaded
+    if id(loaded) in seen:
+        return seen[id(loaded)][1]
+    seen[id(loaded)] = loaded, loaded
     if type(current) is type(loaded) and _is_stateful(type(loaded)):
         ways, given = ways_of(current), ways_of(loaded)
         if ways and given:
             ways.put(given.get())
-            seen[id(loaded)] = current
-        return seen[id(loaded)]
+            seen[id(loaded)] = loaded, current
+        return seen[id(loaded)][1]
     if isinstance(current, tuple) and type(loaded) is tuple:
         found = tuple(_in_place(list(current), list(loaded), seen))
         return loaded if all(map(operator.is_, found, loaded)) else found
