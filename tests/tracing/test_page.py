@@ -127,7 +127,7 @@ def test_the_page_loads_no_resources_and_has_all_tracks_failures_and_curves(told
     assert told["tracks"] == ["shown", "rank 0", "rank 1"]
     assert "ValueError: as told" in told["text"]
     assert "A run" in told["text"]
-    assert told["curves"] == 2
+    assert told["curves"] == 4
 
 
 def test_hovering_names_a_slice_and_a_click_lists_its_ranks(told: dict[str, Any]) -> None:
