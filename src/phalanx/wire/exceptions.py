@@ -165,9 +165,8 @@ def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
 def _pack(exc: BaseException, depth: int) -> _Packed:
     cls = type(exc)
     module, text = str(cls.__module__), text_of(exc)[:10_000]
-    if isinstance(exc, PhalanxError) and module.startswith(
-        "phalanx."
-    ):  # a user's class may not be importable
+    # Not a user's subclass, whose module may not be importable.
+    if isinstance(exc, PhalanxError) and module.startswith("phalanx."):
         return _Packed(module, cls.__qualname__, None, text=text, whole=pickle.dumps(exc, protocol=5))
     children = None
     args = exc.args

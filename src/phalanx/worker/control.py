@@ -138,9 +138,8 @@ class Control:
         return True
 
     def _cancel_task(self, number: int) -> None:
-        if (
-            task := self._tasks.pop(number, None)
-        ) is not None:  # once per call: cleanup code runs undisturbed
+        # Once per call: cleanup code runs undisturbed. The task may have left the call by now.
+        if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()
 
 
