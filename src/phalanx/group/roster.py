@@ -89,7 +89,7 @@ def publish(group: Group) -> None:
     """Publish the members of a group that was serialized, or is detached; called after every change of members."""
     if group.roster_key and not group.closed:
         group.backend.publish(group.roster_key, cloudpickle.dumps(Roster.of(group)))
-    if group.handle.detached:
+    if group.handle.detached and not group.closed:
         group.detached_record = DetachedRecord.of(group).to_bytes()
         group.backend.publish(detached_key(group.name), group.detached_record)
 

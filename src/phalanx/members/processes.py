@@ -36,7 +36,8 @@ def start(core: Group) -> None:
     with constructors(core) as call:
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
         construct(call, core.enter(launched.endpoints), launched.results)
-    open_for_calls(core)
+    core.started()
+    publish(core)
     if not core.backend.immediate:
         health_check.checks.begin()
         preemption_notices.looks.begin()
@@ -104,12 +105,6 @@ def _make_again(core: Group, trace: str, joining: range | None) -> None:
         plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
         call = submit_unchecked(core, epoch, plan, entry.role, entry.method, again, number, limit=limit)
         call.result(None)
-
-
-def open_for_calls(core: Group) -> None:
-    """Make the group ready for calls, and publish its members for other processes."""
-    core.started()
-    publish(core)
 
 
 def restart(core: Group) -> None:

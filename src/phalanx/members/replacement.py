@@ -17,8 +17,9 @@ from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State, first_line
 from phalanx.group.preemption_notices import look_once
+from phalanx.group.roster import publish
 from phalanx.members.launch import launch
-from phalanx.members.processes import construct, constructors, end, new_ranks, open_for_calls, stop
+from phalanx.members.processes import construct, constructors, end, new_ranks, stop
 from phalanx.members.snapshots import lost_copies, take_together
 from phalanx.wire.messages import STORE_VARIABLE
 from phalanx.worker import handlers
@@ -84,15 +85,18 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         elif state == "peer":
             _copy_from_peer(core, gone)
         _resync_weights(core, gone)
-        open_for_calls(core)
-    if snapshot is None:
-        core.snapshot = None  # the new ranks are not in it
-    else:
-        # A new snapshot has a second copy of each state again. Until then, some states have none.
-        core.snapshot = snapshot.without(gone)
-        # A rank that is lost now is handled like a rank that is lost right after the replacement.
-        with contextlib.suppress(GroupBroken, WorkerDiedError):
-            take_together([core])
+        core.started()
+    try:
+        if snapshot is None:
+            core.snapshot = None  # the new ranks are not in it
+        else:
+            # A new snapshot has a second copy of each state again. Until then, some states have none.
+            core.snapshot = snapshot.without(gone)
+            # A rank that is lost now is handled like a rank that is lost right after the replacement.
+            with contextlib.suppress(GroupBroken, WorkerDiedError):
+                take_together([core])
+    finally:  # only now: calls of views would reach some ranks before the snapshot, others after it
+        publish(core)
     return gone
 
 
