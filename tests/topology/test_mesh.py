@@ -14,7 +14,7 @@ from phalanx.topology.mesh import PP_AS_DP, Mesh
 
 meshes = st.dictionaries(
     st.sampled_from(["pp", "dp", "cp", "tp", "ep"]), st.integers(1, 4), min_size=1, max_size=4
-).map(Mesh.of)
+).map(lambda axes: Mesh(**axes))
 
 
 def shuffled(mesh: Mesh, seed: int) -> list[dict[str, int]]:

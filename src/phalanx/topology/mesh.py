@@ -42,11 +42,6 @@ class Mesh:
         object.__setattr__(self, "layout", None)
 
     @classmethod
-    def of(cls, axes: Mapping[str, int]) -> Mesh:
-        """Return a mesh with the sizes of ``axes``, in the mapping's order."""
-        return cls(**axes)
-
-    @classmethod
     def from_coordinates(cls, reported: Sequence[Mapping[str, int]]) -> Mesh:
         """Return the mesh whose rank ``r`` has the coordinates ``reported[r]``, for any layout of ranks.
 
