@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from phalanx.backends.backend_types import Endpoint, RankStream, ResultHandle
+from phalanx.backends.backend_types import RankStream, ResultHandle
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import SILENT, CallInfo, PendingStream, Results, Streaming, listening
@@ -165,8 +165,7 @@ def _submit(
         call.tell_end(error)
         raise
     if isinstance(composed, list):
-        number, rank = call.epoch.number, ranks[0]
-        call.resend = Resend(composed[0], returns, number, rank, endpoints[rank])
+        call.resend = Resend(composed[0], returns)
     call.note_sent(nbytes)
 
 
@@ -233,35 +232,31 @@ class Resend:
     Attributes:
         message: the message of the call.
         returns: number of objects that the rank returns.
-        number: the epoch by which the call was sent last.
-        rank, endpoint: the rank, and its process, to which it was sent last.
         repeats: number of times that it was sent again.
     """
 
     message: Message
     returns: int
-    number: int
-    rank: int
-    endpoint: Endpoint
     repeats: int = 0
 
     def __call__(self, call: CallInfo) -> bool:
         """Send the call again, by the newest roster, if its rank refused it. Return whether it was sent."""
         core: Group = call.core
-        outcome = call.arrivals.outcome(0)
+        outcome, former, rank = call.arrivals.outcome(0), call.epoch, call.plan.ranks[0]
         is_over = outcome.ok or self.repeats >= _MOST_REPEATS
-        if is_over or not was_refused(core, outcome, self.endpoint):
+        if is_over or not was_refused(core, outcome, former.endpoints[rank]):
             return False
         epoch = core.epoch
         if core.handle.independent:  # any rank may run it
             number, takes = ANY_EPOCH, epoch.size > 0
         else:
-            number, takes = epoch.number, epoch.number > self.number and self.rank < epoch.size
+            number, takes = epoch.number, epoch.number > former.number and rank < epoch.size
         if not takes:
             return False
         self.repeats += 1
-        self.number, self.rank = epoch.number, self.rank % epoch.size
-        self.endpoint = epoch.endpoints[self.rank]
+        rank %= epoch.size
         message = self.message.unpack()._replace(epoch=number).pack(self.message.refs)
-        call.arrivals = Results(core.backend, [core.backend.submit(self.endpoint, message, self.returns)])
+        call.epoch, call.plan = epoch, replace(call.plan, ranks=(rank,))
+        sent = core.backend.submit(epoch.endpoints[rank], message, self.returns)
+        call.arrivals = Results(core.backend, [sent])
         return True
