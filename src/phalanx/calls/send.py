@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any, cast
 
 from phalanx.backends.backend_types import RankStream, ResultHandle
@@ -142,14 +143,14 @@ def _submit(
     """Submit the messages of a call to its ranks; they are encoded lazily."""
     backend, endpoints, ranks = core.backend, call.epoch.endpoints, call.plan.ranks
     parts: list[ResultHandle | RankStream] = []
-    nbytes = 0
+    rest, nbytes = iter(composed), 0
     try:
-        if len(ranks) == 1 and streaming is None and core.is_view:
-            composed = list(composed)
+        # All arguments are pickled first, which may wait: for values, for capacity, or for ranks of another group.
+        first = list(islice(rest, 1))
         with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
-            for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
+            for position, (rank, message) in enumerate(zip(ranks, chain(first, rest), strict=True)):
                 if streaming is not None and call.plan.keeps(position):
                     parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
                 else:
@@ -164,8 +165,8 @@ def _submit(
             _half_sent(core, call, len(parts), error)
         call.tell_end(error)
         raise
-    if isinstance(composed, list):
-        call.resend = Resend(composed[0], returns)
+    if len(ranks) == 1 and streaming is None and core.is_view:
+        call.resend = Resend(first[0], returns)
     call.note_sent(nbytes)
 
 
@@ -242,15 +243,15 @@ class Resend:
     def __call__(self, call: CallInfo) -> bool:
         """Send the call again, by the newest roster, if its rank refused it. Return whether it was sent."""
         core: Group = call.core
-        outcome, former, rank = call.arrivals.outcome(0), call.epoch, call.plan.ranks[0]
+        outcome, rank = call.arrivals.outcome(0), call.plan.ranks[0]
         is_over = outcome.ok or self.repeats >= _MOST_REPEATS
-        if is_over or not was_refused(core, outcome, former.endpoints[rank]):
+        if is_over or not was_refused(core, outcome, call.epoch.endpoints[rank]):
             return False
         epoch = core.epoch
         if core.handle.independent:  # any rank may run it
             number, takes = ANY_EPOCH, epoch.size > 0
         else:
-            number, takes = epoch.number, epoch.number > former.number and rank < epoch.size
+            number, takes = epoch.number, epoch.number > call.epoch.number and rank < epoch.size
         if not takes:
             return False
         self.repeats += 1
