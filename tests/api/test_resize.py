@@ -27,7 +27,7 @@ class Answerer(px.Worker):
 
     @px.register(rerun_on_restart=True)
     def load(self, seed: int) -> None:
-        self.seed = seed
+        self.seed += seed  # shows each call
 
     @px.register
     def answer(self, x: int) -> tuple[int, int]:
@@ -55,6 +55,7 @@ def test_remaining_ranks_keep_process_and_number_and_joining_ranks_get_rerun_cal
     group = px.WorkerGroup(four, Answerer)
     before = [endpoint.facts.pid for endpoint in group.core.endpoints]
 
+    group.load(2)
     px.resize(group, 2)
     fewer = group.who()
     group.load(7)
@@ -65,7 +66,7 @@ def test_remaining_ranks_keep_process_and_number_and_joining_ranks_get_rerun_cal
     assert more == [(0, 3), (1, 3), (2, 3)]
     assert [endpoint.facts.pid for endpoint in group.core.endpoints][:2] == before[:2]
     assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
-    assert group.seeds() == [7, 7, 7]
+    assert group.seeds() == [9, 9, 7]
     px.resize(group, 2)
     group.restart()
     assert group.seeds() == [7, 7]

@@ -55,8 +55,8 @@ class Repeat:
 class RerunLog:
     """The calls of a group that were declared with ``rerun_on_restart=True``, in order.
 
-    Of several calls of a method on the same ranks only the last successful call is repeated: a worker that loaded
-    checkpoint 100 and then 200 loads 200.
+    Of several calls of a method on the same ranks (of those that there still are) only the last successful call is
+    repeated: a worker that loaded checkpoint 100 and then 200 loads 200.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,13 @@ class RerunLog:
         for older in over[:-1]:
             self.entries.remove(older)
 
-    def to_make(self) -> list[Repeat]:
-        """Return the calls that a restart repeats, in order. A call whose end is not known counts as a success."""
+    def to_make(self, size: int) -> list[Repeat]:
+        """Return the calls to repeat, for the ranks below ``size``, in order.
+
+        A call whose end is not known counts as a success.
+        """
         with self._lock:
+            self.entries = [kept for entry in self.entries if (kept := entry.within(size)) is not None]
             last = {entry.key: index for index, entry in enumerate(self.entries)}
             self.entries = [entry for index, entry in enumerate(self.entries) if last[entry.key] == index]
             for entry in self.entries:

@@ -96,8 +96,8 @@ def _make_again(core: Group, trace: str, joining: range | None) -> None:
         RemoteCallError, WorkerDiedError, CallTimeout: if a call failed.
     """
     epoch, limit = core.epoch, core.options.start_timeout
-    for made in core.reruns.to_make():
-        entry = made.within(epoch.size) if joining is None else made.extended(joining)
+    for made in core.reruns.to_make(epoch.size):
+        entry = made if joining is None else made.extended(joining)
         if entry is None:
             continue
         number = core.new_number()
