@@ -151,7 +151,8 @@ class Call(CallInfo):
                 # Without its frames, which would keep this frame alive.
                 cause = failed.__cause__ and failed.__cause__.with_traceback(None)
             # Outside the except block: otherwise the old error, with its frames, would be the context of the new error.
-            if not is_late and self.resend is not None and self.resend(self):
+            resend = self.resend  # a cancellation may remove it
+            if not is_late and resend is not None and resend(self):
                 continue
             ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)
@@ -293,6 +294,7 @@ class Call(CallInfo):
         try:
             if self.over:
                 return self.cancelled
+            self.resend = None
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
             ending = decide(Diagnosis(self).observe_cancel())
             self.act(ending)

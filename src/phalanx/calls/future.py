@@ -266,7 +266,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
             outputs = iter(backend.fetch(refs, timeout))
     except (NotReady, FetchFailed):  # the error is that of a call; the other calls continue
         for call in calls:
-            if call.has_failed():
+            if call.resend is None and call.has_failed():
                 call.result(None)
         for call in calls:
             call.result(seconds_until(limit, backend))
