@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -82,7 +83,8 @@ def test_ranks_that_differ_from_the_majority_are_named() -> None:
         (torch.ones(2), torch.ones(2), True),
         (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
         (torch.tensor([math.nan]), torch.tensor([math.nan]), True),
-        (torch.zeros(0), torch.zeros(0), True),
+        (torch.zeros(0, dtype=torch.bfloat16), torch.zeros(0, dtype=torch.bfloat16), True),
+        (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [2]}), False),
         (torch.tensor(1.0), torch.tensor(2.0), False),
         (torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16), True),
         (np.arange(3), np.arange(3), True),

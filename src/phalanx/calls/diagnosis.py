@@ -80,7 +80,7 @@ def decide(seen: CallObservation) -> CallOutcome:
         return _failed(seen)
     if not seen.pending:
         return CallOutcome(over=False)  # all ranks have ended since the observation
-    error = combine(seen.group, seen.method, with_victims(seen.reports), timeout=seen.waited, init=seen.init)
+    error = combine(seen.group, seen.method, seen.reports, timeout=seen.waited, init=seen.init)
     if seen.why == "impatient":
         return CallOutcome(error, over=not isinstance(error, CallTimeout))
     return CallOutcome(error, stop=seen.pending, breaks=True)

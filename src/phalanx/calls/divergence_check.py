@@ -64,6 +64,8 @@ def same(a: Value, b: Value) -> bool:
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "equals"):  # a table, such as of pandas
+        return bool(a.equals(b))
     if hasattr(a, "shape") and hasattr(a, "dtype"):
         return a.shape == b.shape and a.dtype == b.dtype and _bytes(a) == _bytes(b)
     if dataclasses.is_dataclass(a) and not isinstance(a, type):
@@ -76,8 +78,7 @@ def _bytes(array: Value) -> bytes:
     if hasattr(array, "detach"):
         import torch
 
-        plain = array.detach().cpu().contiguous()
-        array = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else plain.numpy()
+        array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return array.tobytes()
 
 

@@ -23,7 +23,6 @@ def run_on(
     *args: Value,
     ranks: Sequence[int] | None = None,
     each: Sequence[Value] | None = None,
-    role: str = "",
     title: str = "",
     checked: bool = True,
     epoch: Epoch | None = None,
@@ -38,7 +37,6 @@ def run_on(
         args: its further arguments, the same for every rank.
         ranks: the called ranks; None: all ranks.
         each: a value for each rank, passed before ``args``.
-        role: the role that a checked call belongs to in traces; unchecked calls are in no trace.
         title: name of the call in errors and traces.
         checked: if True, the call counts as a call of a user: a group that takes no calls refuses it, and a failure can
             break the group. An unchecked call is also sent while the group starts, is broken or closes, and has no
@@ -55,7 +53,7 @@ def run_on(
         called, (Same(function), *own, *map(Same, args)), {}, GatherPlan("list", range(len(called)))
     )
     if checked:
-        return send(group, plan, MethodSpec(LIBRARY, title=title), role)
+        return send(group, plan, MethodSpec(LIBRARY, title=title), "")
     composed = messages(group, plan, RankCall(epoch.number, "", LIBRARY))
     return submit_unchecked(group, epoch, plan.without_arguments(), "", title, composed, group.new_number())
 

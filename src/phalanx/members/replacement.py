@@ -95,7 +95,7 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
             # A rank that is lost now is handled like a rank that is lost right after the replacement.
             with contextlib.suppress(GroupBroken, WorkerDiedError):
                 take_together([core])
-    finally:  # only now: calls of views would reach some ranks before the snapshot, others after it
+    finally:  # last: calls of views would reach some ranks before the snapshot, others after it
         publish(core)
     return gone
 

@@ -27,9 +27,7 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
     with contextlib.ExitStack() as held:  # no two snapshots at once, and none during a change of members
         for core in in_one_order(cores):
             held.enter_context(core.as_it_is())
-        for core in cores:
-            core.lifecycle.check_callable()
-        epochs = [core.epoch for core in cores]
+        epochs = [core.check() for core in cores]
         taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
         for core, epoch, found in zip(cores, epochs, taken, strict=True):
             core.snapshot, core.snapshot_epoch = found, epoch.number
