@@ -21,7 +21,7 @@ PACKAGES = {
     "declare dispatch collect": 2519,
     "backends": 2132,
     "worker": 1631,
-    "session pools group calls members": 4500,
+    "session pools group calls members": 4505,
     "weights": 2796,
     "channels": 2060,
     "checkpoint": 1860,

@@ -195,9 +195,12 @@ class ResourcePool:
     def _sort(self) -> None:
         """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
         if self._whole:
-            ids = [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
-            order = order_ranks(self._view.slots, ids)
-            self._view = SlotView(tuple(self._view.slots[index] for index in order))
+            with books:  # another thread may grow the pool
+                slots = self._view.slots
+                order = order_ranks(
+                    slots, [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in slots]
+                )
+                self._view = SlotView(tuple(slots[index] for index in order))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
         """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
@@ -283,8 +286,9 @@ class ResourcePool:
         shape, first, number = checked_shape(blocks), self.holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
         added = first.reserve(f"{first.reservation_name}.{number}", name, shape, timeout)
-        self.holdings = {**self.holdings, name: added}
-        self._view = self._view + slots_of(shape, name)
+        with books:
+            self.holdings = {**self.holdings, name: added}
+            self._view = self._view + slots_of(shape, name)
 
     def shrink(self) -> None:
         """Release the slots that the last ``grow()`` reserved.

@@ -30,7 +30,7 @@ class BackgroundThread:
 
     def has(self, work: Background) -> bool:
         """Return whether a turn of this work is running or due."""
-        return self._is_running() and (work is self._now or work in self._due)
+        return self._is_running() and (work in self._due or work is self._now)
 
     def take(self, work: Background, after: float) -> None:
         """Schedule a turn of some work in ``after`` seconds, unless a turn is due already.
@@ -66,8 +66,8 @@ class BackgroundThread:
                 work = min(self._due, key=self._due.__getitem__)
                 left = self._due[work] - time.monotonic()
                 if left <= 0:
+                    self._now = work  # before it is no longer due: `has` takes no lock
                     del self._due[work]
-                    self._now = work
                     return work
                 del work
                 self._changed.wait(left)

@@ -38,7 +38,7 @@ class Meter:
 
 
 received = Meter()
-"""Counter of the bytes that this process decoded. Of a stored output, only the rows that are read count."""
+"""Counter of the bytes that this process decoded, plain pickle aside. Of a stored output, only the rows read count."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

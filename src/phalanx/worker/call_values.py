@@ -175,7 +175,7 @@ def encoded(result: Any) -> Any:
 def described(result: Any) -> tuple[PartInfo, Any]:
     """Return the description of an output, and the output as it is sent."""
     output = encoded(result)
-    nbytes = getattr(output, "nbytes", 0)
+    nbytes = sent_bytes(output)
     try:
         leaves, _ = flatten(result, "")
         return PartInfo(rows_of(leaves, ""), nbytes, settings_of(leaves)), output

@@ -97,7 +97,7 @@ def _restore_role(state: RankState, copy: StateCopy, role: str) -> None:
 
 
 class StateCopies:
-    """The copies in a rank: the last two of its own state, and the last two of each rank it holds copies for.
+    """The copies in a rank: the last two of its own state, and up to two of each rank it holds copies for.
 
     A snapshot counts once all ranks have theirs. If a rank dies before, the previous snapshot is still complete.
     """
