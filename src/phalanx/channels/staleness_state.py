@@ -264,7 +264,7 @@ class StalenessState:
         wanted = (version - self.version) * self.rows_per_version
         rows = min(wanted, ready) if trained is None else trained
         if not 0 <= rows <= ready:
-            raise ValueError(f"advance(trained={rows}): expected at most the {ready} rows that are ready")
+            raise ValueError(f"advance(trained={rows}): expected 0 to {ready}, the rows that are ready")
         self._train(rows, version - 1)
         self.version = version
         self.restored = False

@@ -43,6 +43,7 @@ from phalanx.errors import (
 from phalanx.group.group import Group
 from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
+from phalanx.wire.value import checked_number
 from phalanx.worker.rank_state import key_of
 
 Format = Literal["steps", "hugging face"]
@@ -104,7 +105,7 @@ class _Save:
             path: a path that the driver and all ranks share, or a URL that fsspec knows. Each step is a folder.
             step: number of the step. An earlier step of that number stays until this step is complete.
             keep: number of complete steps to keep in ``path``, this step included; None: all.
-            format: "hugging face" writes the model alone, as a new folder of safetensors files.
+            format: "hugging face" writes the model alone, as a new folder of safetensors files; no URL.
             shard_bytes: maximum bytes of a safetensors file that has several tensors.
 
         Raises:
@@ -121,7 +122,7 @@ class _Save:
                 raise DeclarationError(
                     f"px.save(keep={keep!r}): a folder in this format is one model; leave it out"
                 )
-            nbytes = _save_model(ranks, os.fspath(path), shard_bytes)
+            nbytes = _save_model(ranks, os.fspath(path), checked_number("shard_bytes", shard_bytes, 1))
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
         return CheckpointInfo._of(begin_save({"": ranks}, path, step, keep)())
 
@@ -174,7 +175,7 @@ def load(
         step: number of the step; None: the step that was committed last.
         parts: outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
         name: name of the group in a ``px.checkpoint.CheckpointManager``; None: the group's own name, or the only name.
-        format: "hugging face": ``path`` is a folder of safetensors files for the model alone, without digests.
+        format: "hugging face": ``path``, no URL, is a folder of safetensors files for the model alone, without digests.
 
     Raises:
         CheckpointMismatch: if names, shapes or types do not fit, or values other than random generators differed by
@@ -192,7 +193,7 @@ def load(
                 f"px.load(parts={parts!r}, name={name!r}, step={step!r}): a folder in this format has a single model "
                 "alone; leave them out"
             )
-        model = read_model(Storage(path).root)
+        model = read_model(_model_folder(os.fspath(path)))
         nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
         return CheckpointInfo(0, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(path, step)
@@ -555,6 +556,15 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
     return saved
 
 
+def _model_folder(path: str) -> str:
+    """Return the absolute path of the folder of a model in Hugging Face's format; raise an error for a URL."""
+    if "://" in path:
+        raise CheckpointError(
+            f"{path!r}: all ranks write or read the files of a model at once, so give a path, not a URL"
+        )
+    return Storage(path).root
+
+
 def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     """Write the model of a role into a new folder. Return the bytes written.
 
@@ -564,11 +574,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     Raises:
         CheckpointError: if the folder exists, cannot be written, or the state is no model.
     """
-    if "://" in path:
-        raise CheckpointError(
-            f"{path!r}: a model is written into files by all ranks at once, so give a path, not a URL"
-        )
-    path = Storage(path).root
+    path = _model_folder(path)
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} exists already; give the path of a new folder")
     work = f"{path}.{secrets.token_hex(4)}.part"
