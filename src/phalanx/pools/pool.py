@@ -340,7 +340,7 @@ class ResourcePool:
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
         kind = next((h.resource for h in self.holdings.values() if h.resource), "CPU")
-        return f"<ResourcePool {self.name}: {list(self._view.shape)} {kind} slots{state}>"
+        return f"<ResourcePool {self.name}: {[*map(len, self._view.blocks)]} {kind} slots{state}>"
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(

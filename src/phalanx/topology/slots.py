@@ -72,11 +72,6 @@ class SlotView:
         runs = itertools.groupby(enumerate(self.slots), key=lambda place: (place[1].pool, place[1].block))
         return tuple(tuple(rank for rank, _ in run) for _, run in runs)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of slots of each local block."""
-        return tuple(len(block) for block in self.blocks)
-
     @cached_property
     def local_ranks(self) -> tuple[int, ...]:
         """Index in the local block, by rank."""

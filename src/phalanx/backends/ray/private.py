@@ -297,13 +297,11 @@ class ClusterClient:
         return [actor["Name"] for actor in actors.values() if actor["Name"]]
 
 
-def use_own_token() -> bool:
-    """Use the user's authentication token, if there is one, for clusters from now on. Return whether there is one.
+def use_own_token() -> None:
+    """Use the user's authentication token, if there is one, for clusters from now on.
 
     A local cluster requires a token by default, but Ray configures only the cluster's own driver for it.
     """
-    found = bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
-    if found:
+    if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
         os.environ[AUTH_VARIABLE] = "token"
         raylet.Config.initialize("")
-    return found
