@@ -294,7 +294,7 @@ class Call(CallInfo):
         try:
             if self.over:
                 return self.cancelled
-            self.resend = None
+            self.resend = None  # not even if its rank has refused it
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
             ending = decide(Diagnosis(self).observe_cancel())
             self.act(ending)

@@ -197,10 +197,8 @@ class ResourcePool:
         if self._whole:
             with books:  # another thread may grow the pool
                 slots = self._view.slots
-                order = order_ranks(
-                    slots, [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in slots]
-                )
-                self._view = SlotView(tuple(slots[index] for index in order))
+                ids = [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in slots]
+                self._view = SlotView(tuple(slots[index] for index in order_ranks(slots, ids)))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
         """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
