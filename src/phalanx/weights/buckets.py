@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from phalanx.weights.boxes import blocks, cut
-from phalanx.weights.manifest import DTYPE_BYTES, INTEGERS, Tensors, dtype_named
+from phalanx.weights.manifest import DTYPE_BYTES, Tensors, bits_of, dtype_named
 from phalanx.weights.plan import Plan, Side
 from phalanx.wire.value import Dims
 
@@ -213,8 +213,8 @@ def make_delta(new: torch.Tensor, old: torch.Tensor | None) -> tuple[int, bytes 
     Bits are compared, not values: a NaN with other bits and a zero with the other sign are changes. Without ``old``,
     all values are returned.
     """
-    now = _integers(new)
-    positions = np.flatnonzero(now != _integers(old)) if old is not None else np.arange(0)
+    now = bits_of(new)
+    positions = np.flatnonzero(now != bits_of(old)) if old is not None else np.arange(0)
     if old is None or positions.size * (_INDEX().itemsize + now.itemsize) >= now.nbytes:
         return _EVERYTHING, memoryview(now.view(np.uint8))
     return positions.size, positions.astype(_INDEX).tobytes() + now[positions].tobytes()
@@ -224,7 +224,7 @@ def apply_delta(changed: int, payload: memoryview | bytes, tensor: torch.Tensor)
     """Apply a delta of :func:`make_delta` to ``tensor`` in place."""
     if changed == 0:
         return
-    now = _integers(tensor)
+    now = bits_of(tensor)
     if changed == _EVERYTHING:
         now[:] = np.frombuffer(payload, now.dtype)
     else:
@@ -233,9 +233,3 @@ def apply_delta(changed: int, payload: memoryview | bytes, tensor: torch.Tensor)
     if now.ctypes.data != tensor.data_ptr():
         bits = torch.from_numpy(now.view(np.uint8)).view(tensor.dtype)
         tensor.copy_(bits.view(tensor.shape))
-
-
-def _integers(tensor: torch.Tensor) -> Any:
-    """Return the bits of a tensor: its own memory if it is contiguous on the host, else a copy."""
-    flat = tensor.cpu().contiguous().reshape(-1)
-    return flat.view(INTEGERS[tensor.element_size()]).numpy()

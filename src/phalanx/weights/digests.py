@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from phalanx.weights.boxes import Box, blocks, cut, whole
-from phalanx.weights.manifest import INTEGERS, dtype_named
+from phalanx.weights.manifest import INTEGERS, bits_of, dtype_named
 from phalanx.weights.plan import Plan, Side
 
 Verify = Literal["sampled", "full", "off"]
@@ -88,12 +88,12 @@ def _box_digest(elements: Any, box: Box, dtype: torch.dtype, verify: Verify, ver
     if verify == "sampled":
         sample = elements[_sampled_elements(box, dtype.itemsize, version)]
         is_array = not isinstance(sample, torch.Tensor)
-        return xxhash.xxh3_64_digest(sample.tobytes() if is_array else _bytes(sample, dtype))
+        return xxhash.xxh3_64_digest(sample.tobytes() if is_array else bits_of(sample.to(dtype)))
     part, limit = cut(elements, *box), max(1, _BLOCK_BYTES // dtype.itemsize)
     together = part.is_contiguous() and part.dtype == dtype
     digest = xxhash.xxh3_64()
     for block in [part] if together else (cut(part, *block) for block in blocks(box.sizes, limit)):
-        digest.update(_bytes(block, dtype))
+        digest.update(bits_of(block.to(dtype)))
     return digest.digest()
 
 
@@ -114,11 +114,3 @@ def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...
         sample.append(slice(start + turn % step, start + size, step))
         turn //= step  # so that rows and columns do not move in step
     return tuple(sample)
-
-
-def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Return the elements as ``dtype`` in contiguous host memory."""
-    flat = tensor.to(dtype=dtype).contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # a single element keeps the stride of the tensor that it was cut from
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).cpu().numpy()

@@ -9,7 +9,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +44,13 @@ def dtype_named(name: str) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """Return "bfloat16" for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def bits_of(tensor: torch.Tensor) -> Any:
+    """Return the bits of a tensor as a flat array: its own memory if it is contiguous on the host, else a copy."""
+    plain = tensor.resolve_conj().resolve_neg()
+    flat = (torch.view_as_real(plain) if plain.is_complex() else plain).cpu().contiguous().reshape(-1)
+    return flat.view(INTEGERS[flat.element_size()]).numpy()
 
 
 def pack_names(names: Iterable[str]) -> bytes:
