@@ -120,24 +120,15 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     Raises:
         WeightsMismatch: if a layout changed, a tensor is missing, tied names have different values, or a target has a
             tensor that no version would update.
+        DeclarationError: as for :func:`read_layout`.
     """
-    moved: list[str] = []
-    if declared.megatron is not None:
-        tensors = read_layout(declared).tensors
-    else:
-        named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
-        tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
-        # the shape of a local tensor does not show a change to other boxes of the same size
-        cut = {name: one for name, one in named.items() if one[1] or isinstance(one[0], DTensor)}
-        boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
-        moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
-    added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
-    form = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    changed = [name for name, one in planned.tensors.items() if form.get(name) != (one.shape, one.dtype)]
+    held, _, tensors = read_layout(declared)
+    added = sorted(held.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
+    changed = [name for name, one in planned.held.items() if held.get(name) != one]
     # Only one name of a tie is sent: the other must have the same values.
     ties = ((alias, tensors[alias], tensors[name]) for alias, name in planned.ties.items())
     untied = (a for a, one, two in ties if one.data_ptr() != two.data_ptr() and not torch.equal(one, two))
-    if odd := added + changed + moved or list(untied):
+    if odd := added + changed or list(untied):
         raise WeightsMismatch(
             f"{len(odd)} tensors do not match the plan of this sync: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"

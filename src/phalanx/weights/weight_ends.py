@@ -30,7 +30,7 @@ class WeightEnd:
     """The endpoints of a rank on a side of a connection. They have to be closed after an error.
 
     Attributes:
-        layout: the tensors that the plan was made for.
+        layout: the layout that the plan was made for, without tensors: their memory may be freed between syncs.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WeightEnd:
         self._registry, self._rank = registry, rank
         self._key, self._connection = request.key, request.connection
         self._plan = request.plan.of(request.side, rank)
-        self.layout = layout
+        self.layout = layout._replace(tensors={})
         self._endpoints = make_endpoints(request, rank, layout.device)
         self._memory: HostMemory | None = None
 
@@ -135,7 +135,7 @@ class WeightTarget(WeightEnd):
             share_storage(self._shared, accepted, layout)
             layout = read_layout(accepted)  # the tensors have other storage now
         super().__init__(registry, request, rank, layout)
-        self._memory = memory
+        self._memory, self._loaded = memory, layout.tensors if memory else {}
         for endpoint in self._endpoints:
             if memory and endpoint.readers == [rank] and not endpoint.packing.varies:
                 endpoint.location = location_of(layout.tensors)
@@ -152,7 +152,7 @@ class WeightTarget(WeightEnd):
         known = registry.arrived_over(key, self._connection)
         if self._shared is not None:  # the source may have other memory, as after a move to the CPU and back
             share_storage(self._shared, accepted, self.layout)
-        tensors = current_tensors(accepted, self.layout) if accepted.load is None else self.layout.tensors
+        tensors = current_tensors(accepted, self.layout) if accepted.load is None else self._loaded
 
         def write(slot: BucketSlot) -> torch.Tensor:
             if accepted.load is None:
