@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import socket
 import struct
@@ -109,7 +110,7 @@ class RingSender(Endpoint):
         greetings = [self._readers[reader].receive(deadline) for reader in self.readers]
         self.packing.agree(known for known, *_ in greetings)
         written = {readers: self._opened(location) for _, readers, location in greetings if location}
-        unread: dict[int, set[PeerConnection]] = {}
+        unread: set[tuple[int, PeerConnection]] = set()
         sent = 0
         for bucket in self.buckets:
             if bucket.readers in written:
@@ -123,12 +124,12 @@ class RingSender(Endpoint):
             length = self.packing.pack(segment, bucket, version.read)
             self._memory.synchronize()
             sent += length
-            unread[bucket.number] = {self._readers[reader] for reader in bucket.readers}
-            for connection in unread[bucket.number]:
-                connection.send((begin, begin + length), deadline)
+            for reader in bucket.readers:
+                unread.add((bucket.number, self._readers[reader]))
+                self._readers[reader].send((begin, begin + length), deadline)
         for reader in self.readers:
             self._readers[reader].send(version.note(reader), deadline)
-        self._wait_until_read(unread, max(unread, default=0), deadline)
+        self._wait_until_read(unread, math.inf, deadline)
         return sent
 
     def _accept(self, peer: str, deadline: Deadline) -> None:
@@ -147,14 +148,16 @@ class RingSender(Endpoint):
         reader.peer = f"target rank {rank}"
         self._readers[rank] = reader
 
-    def _wait_until_read(self, unread: dict[int, set[PeerConnection]], last: int, deadline: Deadline) -> None:
+    def _wait_until_read(
+        self, unread: set[tuple[int, PeerConnection]], last: float, deadline: Deadline
+    ) -> None:
         """Wait until all readers have read the buckets up to number ``last``."""
-        while late := [reader for number, readers in unread.items() if number <= last for reader in readers]:
+        while late := [reader for number, reader in unread if number <= last]:
             # other readers may be ahead, but a reader that has everything may close its end
-            waiting: Any = set().union(*unread.values())
+            waiting: Any = {reader for _, reader in unread}
             ready: Any = wait(waiting, deadline.left(late[0].peer))
             for reader in ready:
-                unread[reader.receive(deadline)].discard(reader)
+                unread.discard((reader.receive(deadline), reader))
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}
