@@ -74,6 +74,11 @@ class CallFuture(Awaited[T]):
         gather = self.call.plan.gather
         return len(gather.take) if gather.collect == "list" else None
 
+    @property
+    def _is_over(self) -> bool:
+        """True if the result or the error is known here."""
+        return self.call.over
+
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it.
 
@@ -123,7 +128,7 @@ class CallFuture(Awaited[T]):
         try:
             self.result(timeout)
         except Exception as error:
-            if isinstance(error, CallTimeout) and not self.call.over:
+            if isinstance(error, CallTimeout) and not self._is_over:
                 raise
             return error
         return None
@@ -132,7 +137,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self.call.over:
+        if self._is_over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 
@@ -207,7 +212,7 @@ class CallFuture(Awaited[T]):
 
     def __repr__(self) -> str:
         call = self.call
-        state = "pending" if not call.over else "done" if call.error is None else "failed"
+        state = "pending" if not self._is_over else "done" if call.error is None else "failed"
         return f"<CallFuture {call.group}.{call.method} on {len(call.plan.ranks)} ranks: {state}>"
 
 
@@ -229,7 +234,7 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
                 f"px.gather takes futures, as returned by group.method.submit(...); got {type(future).__name__}"
             )
     timeout = checked_timeout(timeout, "px.gather")
-    calls = [future.call for future in futures if isinstance(future, CallFuture)]
+    calls = [one.call for one in futures if isinstance(one, CallFuture) and one.__phalanx_future__]
     if len(calls) < len(futures) or not together(calls, timeout):
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [

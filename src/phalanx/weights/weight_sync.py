@@ -241,6 +241,7 @@ class WeightSync:
             for call in itertools.chain(*sent.values()):
                 with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
                     call.cancel()
+            _close_pairs(self._pairs)  # a cancelled rank has closed its endpoints
             raise
         return sent
 
@@ -413,6 +414,10 @@ class SyncFuture(CallFuture[WeightsVersion]):
         self.sent, self.number = sent, number
         self.expect_change, self.is_resync = expect_change, is_resync
         self._outcome: WeightsVersion | BaseException | None = None
+
+    @property
+    def _is_over(self) -> bool:
+        return self._outcome is not None
 
     def result(self, timeout: float | None = None) -> WeightsVersion:
         """Wait for the sync and return the version that arrived.
