@@ -153,7 +153,7 @@ class EngineLoop:
             self.abort()
         elif mode == "wait":
             self._start_steps()
-            while self._running and self._task is not None:
+            while self._mode == "wait" and self._running and self._task is not None:
                 await asyncio.wait([self._task])
         if not self.is_open:
             self._runner.hold()
