@@ -123,16 +123,16 @@ def test_a_role_needs_all_of_its_weights_and_their_versions_never_decrease() -> 
     noted = WeightRegistry(context)
     noted.begin(other, 1)
     noted.finish(other, 1)
-    assert "actor" in noted.unusable
+    assert "actor" in noted.declared.torn
 
     for loaded in (None, model):
         noted.loaded("actor", loaded)
-        assert ("actor" in noted.unusable) == (loaded is None)
+        assert ("actor" in noted.declared.torn) == (loaded is None)
         with pytest.raises(px.weights.WeightsError, match="never decrease"):
             noted.begin(one, 3)
     noted.begin(one, 6)
     noted.finish(one, 6)
-    assert noted.unusable == {}
+    assert noted.declared.torn == {}
     noted.publish(one, 7, None, None)
     with pytest.raises(px.weights.WeightsError, match="version 7 was published already"):
         noted.publish(one, 6, None, None)

@@ -90,8 +90,8 @@ def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
     core = getattr(ranks, "core", None)
     if not isinstance(core, Group):
         raise DeclarationError(
-            f"px.WeightSync: the {side} is {ranks!r}; give a group, a role of it such as group.actor, or some of its "
-            "ranks such as group[0:2]"
+            f"weights {name!r}: the {side} is {ranks!r}; give a group, a role of it such as group.actor, or some of "
+            "its ranks such as group[0:2]"
         )
     fixed = None if tuple(ranks.ranks) == core.epoch.everyone else tuple(ranks.ranks)
     return SyncSide(side, core, fixed, (ranks.role, name), ranks.name)

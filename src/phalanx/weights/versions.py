@@ -25,7 +25,8 @@ class WeightsVersion:
 
     Attributes:
         number: the version, counted by the source; it never decreases.
-        seconds: time from the first call to the last response.
+        seconds: time from the first call until the driver knew that all had arrived: of a submitted sync, once it is
+            awaited.
         nbytes: bytes of the tensors that arrived, summed over the target ranks.
         wire_bytes: bytes that the source ranks sent. Fewer than ``nbytes`` if several targets read the same memory
             or only changes were sent (``delta=True``).
@@ -83,13 +84,12 @@ class Weights:
 
 
 class WeightRegistry:
-    """The weights of a rank. ``unusable`` maps a role to the reason why its methods must not run."""
+    """The weights of a rank."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.declared = WeightsDeclared.of(context)
         self._weights = {key: Weights(had=number) for key, number in context.had_weights.items()}
         self._counts = dict(context.published_weights)
-        self.unusable = self.declared.torn
         #: Ends of connections (``WeightEnd``) on this rank, by connection and side.
         self.ends: dict[str, dict[str, Any]] = {}
         for role in {role for role, _ in self._weights}:
@@ -199,9 +199,9 @@ class WeightRegistry:
             if owner == role and (reason := weights.refusal()) is not None
         ]
         if reasons:
-            self.unusable[role] = reasons[0]
+            self.declared.torn[role] = reasons[0]
         else:
-            self.unusable.pop(role, None)
+            self.declared.torn.pop(role, None)
 
 
 def _declared(declarations: Mapping[WeightsKey, T], key: WeightsKey, done: str, verb: str) -> T:

@@ -459,8 +459,8 @@ class WorkerRuntime:
                 current=current,
             )
             raise self.failure(stale, call, "stale")
-        if self.weights.unusable and call.method != RUN:
-            reason = self.weights.unusable.get(call.role)
+        if self.weights.declared.torn and call.method != RUN:
+            reason = self.weights.declared.torn.get(call.role)
             spec = registered_methods(type(self.instances.get(call.role))).get(call.method)
             if reason is not None and (spec is None or spec.needs_weights):
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
