@@ -78,10 +78,10 @@ class Control:
         Raises:
             Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
-        self.check(number)
         if (task := asyncio.current_task()) is not None:
             self._tasks[number] = task
         try:
+            self.check(number)  # not before: a cancellation in between would find no task
             yield
         except asyncio.CancelledError:
             if self.page.cancelled(number):
