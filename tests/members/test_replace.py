@@ -170,7 +170,7 @@ def test_a_group_closed_during_a_replacement_leaves_no_process(three: px.Resourc
 
 @pytest.mark.slow_on_cluster
 def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Trainer)
+    group = px.WorkerGroup(three, Trainer.bind(alike=False))
     group.step()
     faults.kill(group, 1)
     with pytest.raises(px.PhalanxError):
@@ -180,6 +180,7 @@ def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
 
     mine, theirs = group.values()[1], group.values()[0]
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert len(set(group.step())) == 3  # each rank draws its own noise
 
 
 def test_a_replacement_without_state_discards_the_snapshot_and_works_for_stateless_ranks(

@@ -165,7 +165,7 @@ def _copy_from_peer(core: Group, new: Collection[int]) -> None:
     """Copy the state of a rank that stayed to the ``new`` ranks."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
     copy = _run(core, [peer], handlers.copy_of_now)
-    _run(core, sorted(new), handlers.restore_snapshot, 0, True, each=[copy] * len(new))
+    _run(core, sorted(new), handlers.restore_snapshot, 0, each=[copy] * len(new))
 
 
 def _run(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> Any:

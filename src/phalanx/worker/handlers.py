@@ -220,33 +220,25 @@ def give_copy(runtime: WorkerRuntime, rank: int, number: int) -> BackendRef:
 
 
 def copy_of_now(runtime: WorkerRuntime) -> BackendRef:
-    """Return a copy of the current state."""
-    return runtime.put(state_copies.copy_state(_states(runtime, rng=False)))
+    """Return a copy of the current state, without random generators."""
+    return runtime.put(state_copies.copy_state(rank_state.states_of(runtime, rng=False)))
 
 
-async def restore_snapshot(
-    runtime: WorkerRuntime, copy: BackendRef | None, number: int, keep_rng: bool = False
-) -> None:
-    """Restore snapshot ``number``.
+async def restore_snapshot(runtime: WorkerRuntime, copy: BackendRef | None, number: int) -> None:
+    """Restore snapshot ``number``; random generators keep their state if the copy has none.
 
-    Args:
-        copy: a copy that another rank held; None: use the rank's own copy.
-        keep_rng: if True, leave the random generators as they are.
+    ``copy`` is a copy that another rank made or held; None: use the rank's own copy.
     """
     held = None if copy is None else await runtime.fetch(copy, FETCH_S)
-    states = _states(runtime, rng=not keep_rng)
-    _copies(runtime).restore(number, held, states, runtime.instances.values())
+    _copies(runtime).restore(number, held, _states(runtime), runtime.instances.values())
     for role, declared in declared_states(runtime.context).items():
         runtime.weights.loaded(role, declared.model)
 
 
-def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state.RankState]:
+def _states(runtime: WorkerRuntime) -> dict[str, rank_state.RankState]:
     """Return the state of each role, and last, since loading may draw random numbers, that of the generators."""
-    states = rank_state.states_of(runtime)
-    if rng:
-        generators = rank_state.generators_of(runtime.device)
-        states[state_copies.RNG] = rank_state.RankState(generators, None, runtime.device)
-    return states
+    generators = rank_state.RankState(rank_state.generators_of(runtime.device), None, runtime.device)
+    return {**rank_state.states_of(runtime, rng=False), state_copies.RNG: generators}
 
 
 def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:

@@ -163,7 +163,7 @@ class RankState:
         for component in self._components:
             if component.name and parts is not None and component.name not in parts:
                 continue
-            if component.name and component.name not in names:
+            if component.name and component.name not in names and any(component.leaves()):
                 advice = [name for name in names if name != GENERATORS]
                 raise CheckpointMismatch(
                     f"{where} has no part {component.name!r}, which the worker has; it has {', '.join(names)}. "
@@ -189,13 +189,16 @@ def has_state(worker: Any, declared: StateOf | None) -> bool:
     )
 
 
-def states_of(runtime: WorkerRuntime, role: str = "") -> dict[str, RankState]:
+def states_of(runtime: WorkerRuntime, role: str = "", *, rng: bool = True) -> dict[str, RankState]:
     """Return the state of ``role``, or of each role with a state. Warn of roles without one.
+
+    Without ``rng``, the random generators are left out.
 
     Raises:
         CheckpointError: if no role has a state.
     """
-    workers, declared = runtime.instances, declared_states(runtime.context)
+    workers, found = runtime.instances, declared_states(runtime.context).items()
+    declared = {name: replace(one, rng=one.rng and rng) for name, one in found}
     stateful_roles = [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
     names = [role] if role in workers else stateful_roles
     if names and not role and len(names) < len(workers):
