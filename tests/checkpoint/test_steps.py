@@ -35,6 +35,14 @@ def test_an_interrupt_while_old_steps_are_removed_keeps_all_steps(
     assert repr(saved(tmp_path, 3)).startswith(f"<Step 3 in {tmp_path}/")
 
 
+def test_folders_of_other_programs_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "step-20260101" / "data").mkdir(parents=True)
+    for step in (1, 2):
+        saved(tmp_path, step, keep=1)
+
+    assert (tmp_path / "step-20260101" / "data").is_dir()
+
+
 def test_the_last_commit_is_read_after_a_run_went_back_to_an_earlier_step(tmp_path: Path) -> None:
     for step in (1, 2, np.int64(3)):
         saved(tmp_path, step, keep=np.int64(3))

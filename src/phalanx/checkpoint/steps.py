@@ -40,6 +40,9 @@ READABLE = (1, 2)
 _FACTS = ("serial", "at", "seconds", "parts")
 """Fields of a step that its manifest has under the same names."""
 
+_MARK = ".phalanx"
+"""Name of an empty file in each step: the leftovers of saves are removed, and folders of others never."""
+
 LOCK = ".lock"
 CLAIM = "claim.txt"
 
@@ -109,16 +112,6 @@ class Step:
             raise self.corrupted([name])
         return data
 
-    def check(self) -> None:
-        """Compare all files with their digests, by reading them.
-
-        Raises:
-            CheckpointCorrupted: if files are missing or differ; the error names them.
-        """
-        wrong = self.storage.differing(self.files)
-        if wrong:
-            raise self.corrupted(wrong)
-
     def corrupted(self, files: Sequence[str], more: str = "") -> CheckpointError:
         """Return the error for files that are missing or differ, or for a step that its writer has removed."""
         if self.storage.read(MANIFEST) is None:
@@ -133,9 +126,13 @@ class Step:
         )
 
     def remove(self) -> None:
-        """Remove the step, its manifest first: an interrupted removal leaves no step that looks complete."""
-        self.storage.remove(MANIFEST)
-        self.storage.remove("")
+        """Remove the step, its manifest first: an interrupted removal leaves no step that looks complete.
+
+        Its mark goes last, so that the next save removes the rest.
+        """
+        others = set(self.storage.names()) - {MANIFEST, _MARK}
+        for name in (MANIFEST, *others, ""):
+            self.storage.remove(name)
 
 
 class StepWriter:
@@ -169,13 +166,15 @@ class StepWriter:
             stack.enter_context(self._lock.turn)
             self._lock.renew()  # else the leftovers may be the step of another driver
             for found in find_steps(self._run):
-                if not found.committed:
+                names = found.storage.names()
+                if not found.committed and (not names or _MARK in names):
                     found.remove()
             name = f"step-{self.step:08d}"
             if not self._run.is_local or name in self._run.names():
                 name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
             self._storage = Storage(f"{self._run.root}/{name}")
             self._storage.make("")
+            self._storage.mark(_MARK)
             self._end = stack.pop_all()
         self.folder = self._storage.root
         self.files: dict[str, FileInfo] = {}

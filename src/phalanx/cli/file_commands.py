@@ -15,7 +15,7 @@ from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.text_format import first_of, size
-from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
+from phalanx.errors import CheckpointError, DeclarationError
 from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
 
@@ -58,14 +58,9 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
     for step in steps:
         faults = step.faults
         if check and step.whole:
-            try:
-                step.check()
-            except CheckpointCorrupted as error:
-                faults = error.files
-            except CheckpointError:
-                if step.storage.read(MANIFEST) is None:
-                    continue
-                raise
+            faults = step.storage.differing(step.files)
+            if faults and step.storage.read(MANIFEST) is None:
+                continue
         written = {name: facts.size for name, facts in step.files.items()}
         texts = {name: part.get("text", "") for name, part in step.parts.items() if isinstance(part, dict)}
         yield {
