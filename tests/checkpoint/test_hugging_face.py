@@ -62,6 +62,10 @@ def test_a_state_dict_of_tensors_is_saved_and_loaded_as_a_model(two: px.Resource
     with pytest.raises(px.checkpoint.CheckpointError, match=r"w has type torch\.complex128, which"):
         px.save(group, tmp_path / "other", format="hugging face")
 
+    group.put([{"first.w": torch.ones(3)}, {"last.w": torch.ones(2)}])  # stages of a pipeline
+    px.save(group, tmp_path / "stages", format="hugging face")
+    assert load_file(tmp_path / "stages" / MODEL).keys() == {"first.w", "last.w"}
+
 
 def test_an_existing_folder_or_link_is_refused_and_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

@@ -240,7 +240,7 @@ def test_a_step_that_no_run_saved_and_a_damaged_state_file_are_refused(
 
 def test_state_that_cannot_be_saved_is_named_and_a_closed_run_saves_nothing(path: str, backend: str) -> None:
     with px.checkpoint.CheckpointManager(path, state={"lock": threading.Lock()}) as run:
-        with pytest.raises(px.checkpoint.CheckpointError, match="'lock' of the driver's state"):
+        with pytest.raises(px.checkpoint.CheckpointError, match="the driver's 'lock' of the state"):
             run.save(1)
         assert run.steps() == []
 

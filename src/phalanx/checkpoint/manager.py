@@ -15,6 +15,7 @@ import torch
 from phalanx.channels.channel import Channel
 from phalanx.channels.channel_snapshots import check_owned, read, restore_values, snapshot
 from phalanx.channels.staleness import StalenessManager
+from phalanx.checkpoint.planners import pickling
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_load import (
     GroupLoad,
@@ -27,7 +28,7 @@ from phalanx.checkpoint.save_load import (
 from phalanx.checkpoint.steps import PathLock, Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import PathOrUrl, Storage
 from phalanx.declare.state_declarations import stateful, ways_of
-from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
+from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError, PhalanxError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
 from phalanx.worker.rank_state import generators_of
@@ -148,7 +149,10 @@ class CheckpointManager:
                     f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
                 )
             check_parts(f"run.resume, group {name!r}", names)
-        self._settle()
+        try:
+            self._settle()
+        except PhalanxError as error:
+            _log.warning("%s: %s; an earlier step is resumed", self.path, error)
         if step is None and not any(found.committed for found in listed(self.path)):
             return None
         saved = read_step(self.path, step)
@@ -176,10 +180,8 @@ class CheckpointManager:
         """
         values: dict[str, bytes] = {}
         for name, value in self._state_owner.state_dict().items():
-            try:
+            with pickling(f"the driver's {name!r}", value):
                 values[name] = cloudpickle.dumps(value, 5)
-            except Exception as error:
-                raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
         names = [str(name) for name in self._state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
         writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}

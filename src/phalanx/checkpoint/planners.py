@@ -89,7 +89,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
                 items += _write_items(key, tensor)
             digest = None
             if not self._alone and (tensor is None or not tensor.declared):
-                with _pickling(key, value):
+                with pickling(key, value):
                     digest = value_digest(value if tensor is None else tensor.local)
             data[key] = (path, digest)
         return dcp.SavePlan(items, planner_data=data)
@@ -114,7 +114,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
         if isinstance(value, LocalTensor):
             return value.box_at(index.offset or ()).contiguous()
         stream = io.BytesIO()
-        with _pickling(key, value):
+        with pickling(key, value):
             torch.save(value, stream)
         return stream
 
@@ -132,7 +132,7 @@ def _chunks(tensor: LocalTensor) -> list[dcp.ChunkStorageMetadata]:
 
 
 @contextmanager
-def _pickling(key: str, value: Any) -> Generator[None]:
+def pickling(key: str, value: Any) -> Generator[None]:
     """Convert errors of the block to errors that name the value."""
     try:
         yield
@@ -145,8 +145,12 @@ def _pickling(key: str, value: Any) -> Generator[None]:
         ) from error
 
 
-def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.Metadata]:
+def merge_plans(
+    plans: Sequence[dcp.SavePlan], *, model: bool = False
+) -> tuple[list[dcp.SavePlan], dcp.Metadata]:
     """Merge the plans of all ranks on the driver. Return each rank's part, and the metadata of the files.
+
+    With ``model``, all leaves are those of a model, and are found by their names on any rank.
 
     Raises:
         CheckpointError: if ranks contradict each other, or together hold only a part of a tensor.
@@ -155,7 +159,11 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
     for rank, plan in enumerate(plans):
         for key, offer in plan.planner_data.items():
             offers.setdefault(key, {})[rank] = offer
-    by_rank = {key for key, by in offers.items() if _is_by_rank(key, by, len(plans))}
+    by_rank = {
+        key
+        for key, by in offers.items()
+        if _is_by_rank(key, by, len(plans), by_name=model or key.startswith(_BY_NAME))
+    }
     paths: dict[str, Path] = {}
     for key, by in offers.items():
         for rank, (path, _) in by.items():
@@ -180,8 +188,8 @@ def _renamed(item: dcp.WriteItem, rank: int) -> dcp.WriteItem:
     return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
 
 
-def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
-    """Return whether a leaf differs by rank, or only some ranks have it."""
+def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int, *, by_name: bool) -> bool:
+    """Return whether a leaf differs by rank, or only some ranks have it and it is not found ``by_name``."""
     digests = {rank: digest for rank, (_, digest) in offers.items()}
     declared = [rank for rank, digest in digests.items() if digest is None]
     if len(declared) == len(digests):
@@ -191,7 +199,7 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
             f"{key} is a sharded tensor on ranks {first_of(declared)} and something else on ranks "
             f"{first_of(sorted(digests.keys() - declared))}; give each its own name"
         )
-    return len(set(digests.values())) > 1 or (len(digests) < ranks and not key.startswith(_BY_NAME))
+    return len(set(digests.values())) > 1 or (len(digests) < ranks and not by_name)
 
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import SavePlan
@@ -37,13 +37,6 @@ NOTE = "rank-{}.pickle"
 def role_title(role: str) -> str:
     """Return the name of a role's folder: "worker" for a group of a single class."""
     return role or "worker"
-
-
-class LoadReport(NamedTuple):
-    """Files that a rank reads, and (folder, key) of the values that it does not take."""
-
-    files: set[str]
-    left: set[tuple[str, str]]
 
 
 class RankCheckpoint:
@@ -185,8 +178,10 @@ def write_model(
 
 def plan_load(
     runtime: WorkerRuntime, index: int, load: str, sources: Mapping[str, StoredState]
-) -> LoadReport:
+) -> set[tuple[str, str]]:
     """Plan a load: check that the saved states fit, and change nothing.
+
+    Return (folder, key) of the values that the rank does not take.
 
     Args:
         index: index of the rank among the ranks that load.
@@ -197,19 +192,22 @@ def plan_load(
         CheckpointMismatch: if a state does not fit.
     """
     reads: list[Callable[[], int]] = []
-    report = LoadReport(set(), set())
+    left = set[tuple[str, str]]()
     for role, source in sources.items():
         if role not in runtime.instances:
-            raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
-        reads.append(_planned(runtime, role, source, index, report))
+            raise CheckpointMismatch(
+                f"{source.where} is of the role {role_title(role)}, and this group has the roles "
+                f"{', '.join(runtime.instances)}; give one of them, such as group.{next(iter(runtime.instances))}"
+            )
+        reads.append(_planned(runtime, role, source, index, left))
     RankCheckpoint.of(runtime).remember(load, reads)
-    return report
+    return left
 
 
 def _planned(
-    runtime: WorkerRuntime, role: str, stored: StoredState, index: int, report: LoadReport
+    runtime: WorkerRuntime, role: str, stored: StoredState, index: int, left: set[tuple[str, str]]
 ) -> Callable[[], int]:
-    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``."""
+    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``left``."""
     state = states_of(runtime, role)[role]
     declared = declared_states(runtime.context).get(role)
     if stored.read is read_boxes and any(path[:1] == ("model",) for path, _ in state.leaves().values()):
@@ -237,9 +235,7 @@ def _planned(
             runtime.weights.loaded(role, None if declared is None else declared.model)
         return nbytes
 
-    files = {stored.metadata.storage_data[item.storage_index].relative_path for item in planner.plan.items}
-    report.files.update(f"{folder}/{name}" for name in files)
-    report.left.update((folder, name) for name in stored.leaves.keys() - {keys[leaf] for leaf in targets})
+    left.update((folder, name) for name in stored.leaves.keys() - {keys[leaf] for leaf in targets})
     return read
 
 

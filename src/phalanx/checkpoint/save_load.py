@@ -23,7 +23,7 @@ from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.model_folder import read_model, split_model, write_index
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
+from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, role_title
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
 from phalanx.checkpoint.steps import Step, StepWriter, read_step
@@ -106,7 +106,7 @@ class _Save:
             step: number of the step. An earlier step of that number stays until this step is complete.
             keep: number of complete steps to keep in ``path``, this step included; None: all.
             format: "hugging face" writes the model alone, as a new folder of safetensors files; no URL.
-            shard_bytes: maximum bytes of a safetensors file that has several tensors.
+            shard_bytes: maximum bytes of a safetensors file that has several tensors, in that format.
 
         Raises:
             CheckpointError: if the path cannot be written, the disk is full, the workers have no state, or ranks
@@ -122,8 +122,9 @@ class _Save:
                 raise DeclarationError(
                     f"px.save(keep={keep!r}): a folder in this format is one model; leave it out"
                 )
-            nbytes = _save_model(ranks, os.fspath(path), checked_number("shard_bytes", shard_bytes, 1))
-            return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
+            folder = _model_folder(os.fspath(path))
+            nbytes = _save_model(ranks, folder, checked_number("shard_bytes", shard_bytes, 1))
+            return CheckpointInfo(step, folder, nbytes, time.monotonic() - began)
         return CheckpointInfo._of(begin_save({"": ranks}, path, step, keep)())
 
     def submit(
@@ -193,9 +194,9 @@ def load(
                 f"px.load(parts={parts!r}, name={name!r}, step={step!r}): a folder in this format has a single model "
                 "alone; leave them out"
             )
-        model = read_model(_model_folder(os.fspath(path)))
-        nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
-        return CheckpointInfo(0, os.fspath(path), nbytes, time.monotonic() - began)
+        folder = _model_folder(os.fspath(path))
+        nbytes = load_groups([GroupLoad(ranks, {ranks.role: read_model(folder)})])
+        return CheckpointInfo(0, folder, nbytes, time.monotonic() - began)
     saved = read_step(path, step)
     nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
@@ -336,7 +337,7 @@ class _GroupSave:
         plans: dict[str, list[SavePlan]] = {}
         self._metadata: dict[str, Metadata] = {}
         for role in offered[0]:
-            merged, self._metadata[role] = merge_plans([one[role] for one in offered])
+            merged, self._metadata[role] = merge_plans([one[role] for one in offered], model=model)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
         self._notes = Storage(f"{writer.folder}/{prefix}.notes")
@@ -440,7 +441,6 @@ class GroupLoad:
         self._group, self._sources, self._step = group, sources, step
         self._title = f"load {group.name!r} {'model' if step is None else f'step {step.number}'}"
         self._token = secrets.token_hex(8)
-        self._files = set[str]()
 
     @classmethod
     def of_step(cls, group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
@@ -458,10 +458,10 @@ class GroupLoad:
         """Have the ranks check that all fits, and that some rank takes each value."""
         ensure_ready(self._group.core)
         ranks = range(len(self._group.ranks))
-        reports: list[LoadReport] = _call_ranks(
+        not_taken: list[set[tuple[str, str]]] = _call_ranks(
             self._group, f"{self._title}: plan", handlers.plan_load, ranks, self._token, self._sources
         )
-        left = sorted(set.intersection(*(report.left for report in reports)))
+        left = sorted(set.intersection(*not_taken))
         if left:
             names = [name for folder, name in left if folder == left[0][0]]
             advice = "" if self._step is None else ". Load what is wanted with parts=[...]"
@@ -469,14 +469,14 @@ class GroupLoad:
                 f"no rank loads {len(names)} values of {left[0][0]}: {first_of(names, 8)}; the workers here have "
                 f"no such names{advice}"
             )
-        self._files = set[str]().union(*(report.files for report in reports))
 
     def verify(self) -> None:
-        """Have the ranks compare the planned files with their digests, each file once."""
+        """Have the ranks compare the files with their digests, each file once."""
         group, step = self._group, self._step
         if step is None:
             return
-        facts = [(name, found) for name, found in step.files.items() if step.path(name) in self._files]
+        folders = tuple(f"{stored.where}/" for stored in self._sources.values())
+        facts = [one for one in step.files.items() if step.path(one[0]).startswith(folders)]
         each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
         wrong = _call_ranks(group, f"{self._title}: verify", handlers.damaged_files, each, step.folder)
         if any(wrong):
@@ -574,7 +574,6 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     Raises:
         CheckpointError: if the folder exists, cannot be written, or the state is no model.
     """
-    path = _model_folder(path)
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} exists already; give the path of a new folder")
     work = f"{path}.{secrets.token_hex(4)}.part"
