@@ -56,8 +56,8 @@ class VllmRollout(RolloutEngine):
         server_options: dict[str, Any] | None = None,
         **engine_options: Any,
     ) -> None:
-        if not serve and (token is not None or server_options):
-            raise DeclarationError("token= or server_options= of no server; expected serve=True, or neither")
+        if not serve and (token is not None or server_options or port):
+            raise DeclarationError("token=, server_options= or port= of no server; expected serve=True, or none")
         secret = choose_key(token) if serve else ""
         prepare_vllm()
         check_folder("model", model)
