@@ -14,7 +14,7 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.values import Readonly, StoredParts, StoredValue, shard_between
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
-from phalanx.dispatch.split import FutureShard, Shard, padded_size, shard_of
+from phalanx.dispatch.split import FutureShard, Shard, pad_rows, shard_of
 from phalanx.group.group import Group
 from phalanx.session.session import session
 from phalanx.wire.codec import Encoded, encode, large_leaves
@@ -149,8 +149,7 @@ class Arguments:
 
     def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, shard: Shard) -> ResultOf:
         """Return the placeholder of a shard of a list by rank, whose rows are the outputs."""
-        start, stop = shard.bounds(len(gather.take))
-        chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, shard.pad_to_multiple))]
+        chosen = pad_rows([*range(*shard.bounds(len(gather.take)))], shard.pad_to_multiple)
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
         return ResultOf(self._add_values(taken), GatherPlan("list", range(len(taken)), trim))

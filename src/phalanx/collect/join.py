@@ -17,7 +17,7 @@ import numpy as np
 
 from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_shard
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.pytree import Leaf, Node, described, node_of
+from phalanx.dispatch.pytree import Node, described, node_of
 from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import Shard, map_rows, row_ops
 from phalanx.display.text_format import first_of
@@ -115,7 +115,7 @@ class _Join:
             return self._children(first, [node for node in nodes if node is not None], path)
         if any(node is not None for node in nodes):
             raise self._differ(values, path)
-        all_ops = [row_ops(Leaf(path, value)) for value in values]
+        all_ops = list(map(row_ops, values))
         ops = all_ops[0]
         if any(other is not ops for other in all_ops):
             raise self._differ(values, path)

@@ -354,7 +354,7 @@ def _flattened(call: CallInput, name: str, value: Any) -> Flat:
 
 def _differs(leaf: Leaf) -> bool:
     """Return whether the leaf has rows or is a future, so that its shards differ."""
-    return is_future(leaf.value) or row_ops(leaf) is not None
+    return is_future(leaf.value) or row_ops(leaf.value) is not None
 
 
 def _cut(call: CallInput, count: int, rows: int) -> Cut:

@@ -87,10 +87,10 @@ def _padded(shard: Any, ops: RowOps, rows: int, wanted: int) -> Any:
     return shard if rows == wanted else ops.take(shard, [i % rows for i in range(wanted)])
 
 
-def row_ops(leaf: Leaf) -> RowOps | None:
-    """Return the row operations of a leaf, or None if the leaf has no rows."""
-    ops = ops_for(leaf.value)
-    return ops if ops is not None and ops.count(leaf.value) is not None else None
+def row_ops(value: Any) -> RowOps | None:
+    """Return the row operations of the value of a leaf, or None if it has no rows."""
+    ops = ops_for(value)
+    return ops if ops is not None and ops.count(value) is not None else None
 
 
 def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
@@ -122,7 +122,9 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
         DispatchError: if the numbers differ. The message begins with ``where`` and lists the leaves and numbers.
     """
     # Pairs, not a dict: two leaves may have the same path, if keys of a dict have the same repr.
-    counts = [(leaf.path, ops.count(leaf.value)) for leaf in leaves if (ops := row_ops(leaf)) is not None]
+    counts = [
+        (leaf.path, ops.count(leaf.value)) for leaf in leaves if (ops := row_ops(leaf.value)) is not None
+    ]
     if len({count for _, count in counts}) > 1:
         shown = first_of([f"{path} has {count}" for path, count in counts], _SHOWN)
         raise DispatchError(
@@ -153,7 +155,7 @@ def _without_futures(value: Any, where: str) -> Flat:
 
 def settings_of(leaves: Iterable[Leaf]) -> Settings:
     """Return the paths and digests of the leaves without rows, to compare leaves without their values."""
-    return tuple((leaf.path, digest(leaf.value)) for leaf in leaves if row_ops(leaf) is None)
+    return tuple((leaf.path, digest(leaf.value)) for leaf in leaves if row_ops(leaf.value) is None)
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
@@ -180,7 +182,9 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
 def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
     """Return ``value`` with ``change(row operations, leaf)`` in place of each leaf that has rows."""
     leaves, build = flatten(value, "value")
-    return build(change(ops, leaf.value) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves)
+    return build(
+        change(ops, leaf.value) if (ops := row_ops(leaf.value)) else unwrap(leaf.value) for leaf in leaves
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,7 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
             FutureShard(leaf.value, Shard(index, parts, cut.pad_to_multiple, expected_rows))
             for index in range(parts)
         ]
-    ops = row_ops(leaf)
+    ops = row_ops(leaf.value)
     if ops is None:
         return [unwrap(leaf.value)] * parts
     try:

@@ -107,15 +107,10 @@ class _Placeholders:
             return self._values([result.parts[0]])[0]
         picked = row_shard(result.gather, infos, shard)
         self._check_rows(padded_size(sum(len(rows) for _, rows in picked.rows), shard.pad_to_multiple))
-        in_place = current_arrival().readonly and len(picked.rows) == 1 and picked.order is None
-        with _decoding_parts(copied=not in_place):
-            parts = self._values([result.parts[place] for place, _ in picked.rows])
-        taken = [_take(part, rows) for part, (_, rows) in zip(parts, picked.rows, strict=True)]
+        parts = [(result.parts[place], rows) for place, rows in picked.rows]
+        found = _rows_of(parts, self._values, shard.pad_to_multiple, picked.order)
         received.nbytes -= sum(_unread_bytes(infos[place], len(rows)) for place, rows in picked.rows)
-        rows = taken[0] if in_place else join_rows(taken)
-        if picked.order is not None:
-            rows = take_rows(rows, picked.order)
-        return pad_rows(rows, shard.pad_to_multiple)
+        return found
 
 
 def joined_parts(
@@ -124,7 +119,7 @@ def joined_parts(
     fetch: Fetch,
     pad_to_multiple: int | None = None,
 ) -> Any:
-    """Return the rows of stored parts, joined, or the list of the parts. A join copies, so its parts may be views.
+    """Return the rows of stored parts, joined, or the list of the parts.
 
     Args:
         parts: encoded bytes or reference of each part, its row range, and whether the range covers the whole part.
@@ -132,20 +127,33 @@ def joined_parts(
         fetch: returns the values of references.
         pad_to_multiple: the result repeats rows or parts, so that their number is a multiple of this.
     """
-    copied = joined and (len(parts) > 1 or pad_to_multiple is not None)
-    values = [_part(*part, fetch, copied) for part in parts]
-    if not joined:
-        return [values[i % len(values)] for i in range(padded_size(len(values), pad_to_multiple))]
-    return pad_rows(join_rows(values) if copied else values[0], pad_to_multiple)
+    chosen = [(source, None if whole else range(start, stop)) for source, start, stop, whole in parts]
+    if joined:
+        return _rows_of(chosen, fetch, pad_to_multiple)
+    return pad_rows([_rows_of([part], fetch) for part in chosen], pad_to_multiple)
 
 
-def _part(source: Any, start: int, stop: int, whole: bool, fetch: Fetch, copied: bool) -> Any:
-    with _decoding_parts(copied=copied or not whole):
-        part = decode(source) if isinstance(source, bytes) else fetch([source])[0]
-    if whole:
-        return part
-    rows = slice_rows(part, start, stop)  # a view
-    return rows if copied else join_rows([rows])
+def _rows_of(
+    parts: Sequence[tuple[Any, Sequence[int] | None]],
+    fetch: Fetch,
+    pad_to_multiple: int | None = None,
+    order: Sequence[int] | None = None,
+) -> Any:
+    """Return rows of parts, joined, in their ``order``. A join copies, so its parts may be views.
+
+    ``parts`` are encoded bytes or a reference of each part, and its rows; None: all.
+    """
+    alone = len(parts) == 1 and order is None
+    in_place = alone and (parts[0][1] is None or current_arrival().readonly)
+    with _decoding_parts(copied=not in_place):
+        references = [source for source, _ in parts if not isinstance(source, bytes)]
+        fetched = iter(fetch(references) if references else ())
+        values = [decode(source) if isinstance(source, bytes) else next(fetched) for source, _ in parts]
+    taken = [
+        value if rows is None else _take(value, rows) for value, (_, rows) in zip(values, parts, strict=True)
+    ]
+    found = taken[0] if in_place else join_rows(taken)
+    return pad_rows(found if order is None else take_rows(found, order), pad_to_multiple)
 
 
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
