@@ -15,44 +15,13 @@ from phalanx.errors import DeclarationError
 
 #: Names that registered methods and roles may not have: the public attributes of WorkerGroup and its views. A test
 #: compares the names with the classes.
-RESERVED = frozenset(
-    [
-        "any",
-        "attach",
-        "call",
-        "close",
-        "closed",
-        "core",
-        "epoch",
-        "execute_all",
-        "execute_all_async",
-        "execute_all_sync",
-        "execute_rank_zero",
-        "execute_rank_zero_async",
-        "execute_rank_zero_sync",
-        "explain",
-        "mesh",
-        "method",
-        "methods",
-        "name",
-        "options",
-        "number",
-        "pool",
-        "profile",
-        "rank",
-        "ranks",
-        "restart",
-        "role",
-        "roles",
-        "run",
-        "spawn",
-        "stack",
-        "state",
-        "statistics",
-        "submit",
-        "world_size",
-    ]
+_RESERVED = (
+    "any attach call close closed core epoch execute_all execute_all_async execute_all_sync "
+    "execute_rank_zero execute_rank_zero_async execute_rank_zero_sync explain mesh method methods name "
+    "options number pool profile rank ranks restart role roles run spawn stack state statistics submit "
+    "world_size"
 )
+RESERVED = frozenset(_RESERVED.split())
 
 
 @functools.lru_cache(maxsize=1024)
