@@ -39,10 +39,11 @@ class StoreQuota:
     """
 
     unchecked = 32 << 20  # bytes; smaller requests are not checked
+    #: Times and bytes of the values that this process has stored.
+    _lately: ClassVar[deque[tuple[float, int]]] = deque(maxlen=_REMEMBERED)
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._lately: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
 
     def took(self, nbytes: int) -> None:
         """Note that a value of ``nbytes`` bytes was stored."""
@@ -160,7 +161,9 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     """
     storing = session.get_backend(backend)
     encoded = encode(value, readonly=readonly)
-    StoreQuota(storing).admit([encoded.nbytes], "the value given to px.put takes")
+    quota = StoreQuota(storing)
+    quota.admit([encoded.nbytes], "the value given to px.put takes")
+    quota.took(encoded.nbytes)
     session.counts.stored_bytes += encoded.nbytes
     return StoredValue(storing, storing.put(encoded), encoded.nbytes)
 
