@@ -67,6 +67,8 @@ def same(a: Value, b: Value) -> bool:
     if hasattr(a, "equals"):  # a table, such as of pandas
         return bool(a.equals(b))
     if hasattr(a, "shape") and hasattr(a, "dtype"):
+        if a.dtype == object:
+            return a.shape == b.shape and all(map(same, a.flat, b.flat))
         return a.shape == b.shape and a.dtype == b.dtype and _bytes(a) == _bytes(b)
     if dataclasses.is_dataclass(a) and not isinstance(a, type):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))

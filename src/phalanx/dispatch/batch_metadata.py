@@ -158,8 +158,7 @@ def _array_key(name: str, value: np.generic | np.ndarray[Any, Any]) -> Key | Non
 def _tensor_key(name: str, value: Any) -> Key | None:
     if value.dim() or value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
         return None
-    item = value.detach().item()
-    return name, str(value.dtype), str(value.device), plain_key(item)
+    return name, str(value.dtype), plain_key(value.detach().item())
 
 
 def _keys(name: str, values: Iterable[object]) -> Key | None:
