@@ -203,9 +203,11 @@ class Call(CallInfo):
             except Exception as error:
                 self.end_with(error.with_traceback(None))
 
-    def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Yield ``(rank, output)`` in the order in which ranks finish. Raise the errors of :meth:`result`."""
-        limit = limit_after(timeout, self.core.backend)
+    def stream(self, limit: float | None) -> Iterator[tuple[int, Any]]:
+        """Yield ``(rank, output)`` in the order in which ranks finish. Raise the errors of :meth:`result`.
+
+        ``limit`` is the end of the wait on the backend's clock; None: no limit.
+        """
         pending = list(range(len(self.plan.ranks)))
         failure: BaseException | None = None
         self.listener.asked(self)
@@ -311,7 +313,7 @@ class Call(CallInfo):
             if self.over:
                 return False
             self.value, self.error, self.over = value, error, True
+        self.tell_end(error)
         if error is not None:
             self.arrivals.disregard()
-        self.tell_end(error)
         return True

@@ -134,10 +134,11 @@ def raisable(error: BaseException) -> BaseException:
     """Return a copy of a kept error to raise, so that the kept error does not gather the frames of its callers."""
     try:
         fresh = copy.copy(error)
-    except Exception:  # not every exception of users can be copied
+        fresh.args = error.args  # a constructor may have made others of them
+        fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+        fresh.__suppress_context__ = error.__suppress_context__
+    except Exception:  # not every exception of users can be copied, or changed
         return error
-    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
-    fresh.__suppress_context__ = error.__suppress_context__
     return fresh if type(fresh) is type(error) else error
 
 
@@ -338,7 +339,8 @@ class PendingStream(Results):
         return self._backend.fetch(refs)[:-1]
 
     def disregard(self) -> None:
-        last = [part.last for part in self._parts.values()]
+        with self._lock:
+            last = [part.last for part in self._parts.values()]
         values = [value for position, value in enumerate(self._values) if position not in self._parts]
         self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 

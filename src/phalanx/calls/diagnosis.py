@@ -82,7 +82,7 @@ def decide(seen: CallObservation) -> CallOutcome:
         return CallOutcome(over=False)  # all ranks have ended since the observation
     error = combine(seen.group, seen.method, seen.reports, timeout=seen.waited, init=seen.init)
     if seen.why == "impatient":
-        return CallOutcome(error, over=not isinstance(error, CallTimeout))
+        return CallOutcome(error, over=False)
     return CallOutcome(error, stop=seen.pending, breaks=True)
 
 

@@ -162,7 +162,7 @@ class CallFuture(Awaited[T]):
         if call.streams is not None:
             return ItemStream(call, owner=False, timeout=timeout)
         description = f"{call.group}.{full_name(call.role, call.method)}"
-        return Stream(call.stream(timeout), len(call.plan.ranks), description)
+        return Stream(call.stream(limit_after(timeout, call.core.backend)), len(call.plan.ranks), description)
 
     @property
     def group(self) -> str:

@@ -50,7 +50,8 @@ def look_after(group: Group) -> None:
     now = group.backend.now()
     for call in calls:
         if call.deadline is not None and now >= call.deadline:
-            call.conclude_now()
+            if not call.all_ended():  # else its result waits for its caller
+                call.conclude_now()
         elif call.stall_at is not None and now >= call.stall_at:
             _report_stall(call)
     if group.owner and group.lifecycle.state is State.READY and (dead := epoch.dead(group.backend)):
