@@ -57,7 +57,9 @@ class VllmRollout(RolloutEngine):
         **engine_options: Any,
     ) -> None:
         if not serve and (token is not None or server_options or port):
-            raise DeclarationError("token=, server_options= or port= of no server; expected serve=True, or none")
+            raise DeclarationError(
+                "token=, server_options= or port= of no server; expected serve=True, or none"
+            )
         secret = choose_key(token) if serve else ""
         prepare_vllm()
         check_folder("model", model)
