@@ -112,9 +112,9 @@ def _reserve_extras(core: Group, pool: ResourcePool, slots: Sequence[Slot], name
     options, bundle = core.options, core.options.extras()
     if not bundle:
         return {}
-    prefix = next(iter(pool.holdings.values())).reservation_name
+    first, *_ = pool.holdings
     request = ReserveRequest(
-        name=session.unused(f"{prefix}-{name}-extras"),
+        name=session.unused(f"px-{session.run_id}-{first}-{name}-extras"),
         blocks=(1,) * len(slots),
         bundle=bundle,
         detached=options.detached,

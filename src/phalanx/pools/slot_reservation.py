@@ -51,7 +51,6 @@ class SlotReservation:
     pool: str = ""
     blocks: tuple[int, ...] = ()
     reservation: Reservation = field(default_factory=lambda: Reservation(None))
-    reservation_name: str = ""
     groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
     facts: dict[Slot, SlotInfo] = field(default_factory=dict, init=False)
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict, init=False)
@@ -60,8 +59,8 @@ class SlotReservation:
     held: bool = field(default=True, init=False)
     finalizer: weakref.finalize[..., Any] | None = field(default=None, init=False)
 
-    def reserve(self, name: str, pool: str, blocks: tuple[int, ...], timeout: float) -> SlotReservation:
-        """Reserve blocks of slots like these under a name; they are released once no pool holds them any more.
+    def reserve(self, pool: str, blocks: tuple[int, ...], timeout: float) -> SlotReservation:
+        """Reserve blocks of slots like these for a pool; they are released once no pool holds them any more.
 
         Raises:
             DeclarationError: if ``timeout`` is not a positive number.
@@ -69,8 +68,9 @@ class SlotReservation:
         """
         if not is_number(timeout) or not timeout > 0:
             raise DeclarationError(f"timeout={timeout!r}: expected seconds as a positive number")
+        name = f"px-{session.run_id}-{pool}"
         held = self.backend.reserve(ReserveRequest(name, blocks, self.bundle, self.detached, timeout))
-        made = replace(self, pool=pool, reservation=held, blocks=blocks, reservation_name=name)
+        made = replace(self, pool=pool, reservation=held, blocks=blocks)
         if not self.detached:
             made.finalizer = weakref.finalize(made, session.queue.add, self.backend.release, held.keys)
             made.finalizer.atexit = False  # the backend then frees everything

@@ -75,7 +75,6 @@ def pool_on(
         max_colocate_count=max_colocate_count,
         accelerators_per_slot=1 if resource else 0,
         detached=False,
-        reservation_name=name,
     )
     view = SlotView(tuple(Slot(index, bundle, name) for index, bundle in places))
     return ResourcePool.of(name, view, {name: holding})
