@@ -39,6 +39,9 @@ class ResourcePool:
 
     _owner = False  # it reserved its slots
     _whole = False  # complete blocks: their slots are sorted once the accelerators are known
+    _sorted: frozenset[str] = (
+        frozenset()
+    )  # names of the reservations whose slots keep their order from now on
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class ResourcePool:
             accelerators_per_slot=accelerators if resource else 0,
             detached=detached,
         )
-        holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape, timeout)
+        holding = kind.reserve(name, shape, timeout)
         self._grown = itertools.count(2)
         self.number = number
         self._become(name, slots_of(shape, name), {name: holding})
@@ -186,18 +189,23 @@ class ResourcePool:
 
     def _forget_moved(self) -> None:
         """Forget the facts about slots that are on another node now."""
-        for slot, node in zip(self.slots, self.nodes_of(self.slots), strict=True):
+        slots = self.slots  # another thread may grow the pool
+        for slot, node in zip(slots, self.nodes_of(slots), strict=True):
             holding = self.holdings[slot.pool]
             if slot in holding.facts and holding.facts[slot].node_id != node:
                 del holding.facts[slot]
                 holding.accelerators.pop(slot, None)
 
     def _sort(self) -> None:
-        """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
+        """Sort the slots of complete blocks by their accelerators, until these are known. A slice keeps its order.
+
+        A block that moves to another node keeps its order, too, since its ranks stay on their slots.
+        """
         if self._whole:
             with books:  # another thread may grow the pool
-                slots = self._view.slots
-                ids = [self.holdings[slot.pool].accelerators.get(slot, ()) for slot in slots]
+                slots, known = self._view.slots, {n: h.accelerators for n, h in self.holdings.items()}
+                ids = [() if slot.pool in self._sorted else known[slot.pool].get(slot, ()) for slot in slots]
+                self._sorted |= {n for n, h in self.holdings.items() if len(known[n]) == sum(h.blocks)}
                 self._view = SlotView(tuple(slots[index] for index in order_ranks(slots, ids)))
 
     def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
@@ -235,9 +243,10 @@ class ResourcePool:
 
     def explain(self) -> Table:
         """Return a table of the slots with their nodes and groups."""
-        nodes = () if self.closed else self.nodes_of(self.slots)
+        slots = self.slots
+        nodes = () if self.closed else self.nodes_of(slots)
         rows: list[tuple[Any, ...]] = []
-        for rank, slot in enumerate(self.slots):
+        for rank, slot in enumerate(slots):
             holding = self.holdings[slot.pool]
             known = holding.facts.get(slot)
             groups = [group.name for group in holding.groups.get(slot, ())]
@@ -250,9 +259,12 @@ class ResourcePool:
 
     def close(self) -> None:
         """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""
+        own = self.holdings.values() if self._owner else ()
+        for holding in own:
+            holding.open = False  # no group can claim its slots any more
         for group in reversed(self.groups):
             group.close()
-        for holding in self.holdings.values() if self._owner else ():
+        for holding in own:
             holding.close()
         session.forget_pool(self)
 
@@ -283,7 +295,7 @@ class ResourcePool:
         blocks = [process_on_nodes] if as_integer(process_on_nodes) is not None else process_on_nodes
         shape, first, number = checked_shape(blocks), self.holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
-        added = first.reserve(f"{first.reservation_name}.{number}", name, shape, timeout)
+        added = first.reserve(name, shape, timeout)
         with books:
             self.holdings = {**self.holdings, name: added}
             self._view = self._view + slots_of(shape, name)

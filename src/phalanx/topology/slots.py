@@ -142,11 +142,11 @@ def order_ranks(slots: Sequence[Slot], accelerators: Sequence[Sequence[str]]) ->
     """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot of ``rank``.
 
     Local blocks keep their order. Within a block, slots are sorted by accelerator id (numbers first, then names such as
-    UUIDs); slots without accelerators, and ties, are sorted by bundle. ``accelerators`` are ids by slot.
+    UUIDs); slots without accelerators, and ties, keep their order. ``accelerators`` are ids by slot.
     """
     order: list[int] = []
     for block in SlotView(tuple(slots)).blocks:
-        order += sorted(block, key=lambda i: (id_key(accelerators[i]), slots[i].bundle))
+        order += sorted(block, key=lambda i: id_key(accelerators[i]))
     return tuple(order)
 
 
