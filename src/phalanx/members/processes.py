@@ -1,7 +1,7 @@
 """The processes of a group: start, restart and end.
 
-Every change leaves an epoch, starts and constructs processes, and enters the next epoch. Every start runs in the
-context ``constructors``, the call of the constructors; ``new_ranks`` breaks the group if a start fails.
+Every change leaves an epoch, starts processes, enters the next epoch with them, and waits for their constructors, in
+the context ``constructors``, the call of the constructors; ``new_ranks`` breaks the group if a start fails.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def restart(core: Group) -> None:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart()
         core.snapshot = None  # it is lost with the processes that hold it
-        with new_ranks(core, "be restarted", lambda: _abandon(core)):
+        with new_ranks(core, "be restarted", lambda: core.backend.kill(core.endpoints)):
             end(core, left, _patience(core) if was_ready else 0.0)
             core.pool.first(core.world_size).repair(core.options.start_timeout)
             start(core)
 
 
 @contextlib.contextmanager
-def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[None]:
+def new_ranks(core: Group, change: str, undo: Callable[[], object]) -> Generator[None]:
     """Return a context in which the new epoch gets its ranks. After an error, call ``undo()`` and break the group.
 
     Raises:
@@ -131,27 +131,21 @@ def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[N
     except BaseException as error:
         try:
             undo()
+            if core.closed:  # close() may have found no members to end
+                end(core, core.epoch, 0.0)
         finally:  # also after a second interrupt
             core.broken(_as_cause(core.name, change, error), core.epoch)
         if core.closed and isinstance(error, Exception):
             raise closed_while(core.name, change) from error
         raise
     if core.closed:
-        _abandon(core)
+        end(core, core.epoch, 0.0)
         raise closed_while(core.name, change)
 
 
 def closed_while(group: str, change: str) -> GroupClosed:
     """Return the error of a change that failed because another thread closed the group."""
     return GroupClosed(f"group {group!r} was closed while it was to {change}", group=group)
-
-
-def _abandon(core: Group) -> None:
-    """End the processes that were started; if the group was closed before, release their resources too."""
-    if core.closed:
-        end(core, core.epoch, 0.0)
-    else:
-        core.backend.kill(core.endpoints)
 
 
 def _as_cause(group: str, change: str, error: BaseException) -> PhalanxError:

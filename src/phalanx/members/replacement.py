@@ -19,7 +19,7 @@ from phalanx.group.lifecycle import State, first_line
 from phalanx.group.preemption_notices import look_once
 from phalanx.group.roster import publish
 from phalanx.members.launch import launch
-from phalanx.members.processes import construct, constructors, end, new_ranks, stop
+from phalanx.members.processes import construct, constructors, new_ranks, stop
 from phalanx.members.snapshots import lost_copies, take_together
 from phalanx.wire.messages import STORE_VARIABLE
 from phalanx.worker import handlers
@@ -225,8 +225,6 @@ def _undo(core: Group, left: Epoch) -> None:
         core.enter(left.endpoints[: left.size])
     core.backend.kill(started)
     settle(core, left.endpoints)
-    if core.closed:  # close() found no members to end
-        end(core, core.epoch, 0.0)
 
 
 def settle(core: Group, staying: Sequence[Endpoint]) -> None:

@@ -75,9 +75,10 @@ def _grow(core: Group, size: int) -> None:
             construct(call, epoch, launched.results, joining=ranks)
             for sync in _syncs_to(core):
                 sync.bring(core)
-        undo.pop_all()
-    with core.send_lock:
-        _tell(core, core.change(core.endpoints, size))
+        with core.send_lock:
+            epoch = core.change(core.endpoints, size)
+            undo.pop_all()
+            _tell(core, epoch)
 
 
 def _free(core: Group, slots: Sequence[Slot]) -> None:
