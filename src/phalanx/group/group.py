@@ -104,15 +104,16 @@ class Group:
         self.recent: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: Those whose ranks were chosen as the least busy: they count until they end, also without a future.
         self.chosen: set[Any] = set()
-        self.max_in_flight = settings().max_in_flight
+        configured = settings()
+        self.max_in_flight = configured.max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(session.counts)
         #: The pins of ``px.engines.sticky``, by role and margin.
         self.pins: dict[tuple[str, float], Any] = {}
         self.room = StoreQuota(backend)
-        self.inline_bytes = settings().inline_bytes
-        self.debug = settings().debug
-        self.grace_s = settings().grace_s
+        self.inline_bytes = configured.inline_bytes
+        self.debug = configured.debug
+        self.grace_s = configured.grace_s
         #: True if living ranks are worth keeping: a failed call interrupts its busy ranks before it stops them. Set by
         #: a policy that replaces ranks, by the first snapshot, and in views.
         self.spare = False
@@ -157,7 +158,7 @@ class Group:
         self.detached_record: bytes | None = None
         #: True if the ranks may have been replaced, so that a view reads the roster before its next call.
         self.is_doubtful = False
-        #: Keys of the last processes that left the group once they had finished their calls.
+        #: Keys of the last processes that were asked to leave: calls that they had not begun are sent again.
         self.departed: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     @property

@@ -89,8 +89,7 @@ class NoticeQueue:
 
 def look_once(group: Any) -> None:
     """Record the draining and the ended nodes for a ``Group``; queries the cluster, which takes some milliseconds."""
-    if group.backend.connected():
-        group.notices.see(group.backend.draining_nodes(ended=True), _slots(group))
+    group.notices.see(group.backend.draining_nodes(ended=True), _slots(group))
 
 
 def turn() -> float | None:
@@ -115,7 +114,7 @@ def _slots(group: Any) -> list[SlotInfo]:
 
 def _draining(backend: Backend) -> Sequence[DrainingNode]:
     try:
-        return backend.draining_nodes() if backend.connected() else ()
+        return backend.draining_nodes()
     except Exception:  # the backend is shutting down, which the monitor reports
         _log.debug("asking for draining nodes failed", exc_info=True)
         return ()

@@ -27,7 +27,7 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a group in an epoch, and the last former processes that finished their calls before they left."""
+    """The ranks of a group in an epoch, and the last former processes that a resize has asked to leave."""
 
     number: int
     members: tuple[Endpoint, ...]
@@ -96,7 +96,7 @@ def publish(group: Group) -> None:
 
 def withdraw(group: Group) -> None:
     """Withdraw the roster and the record of a closed group; a record of another group of its name stays."""
-    if group.roster_key and group.backend.connected():
+    if group.roster_key:
         group.backend.publish(group.roster_key, None)
     if group.handle.detached and group.backend.published(detached_key(group.name)) == group.detached_record:
         group.backend.publish(detached_key(group.name), None)
@@ -143,7 +143,7 @@ def was_refused(group: Group, outcome: RankOutcome, endpoint: Endpoint) -> bool:
             return False
         refresh(group)
         return True
-    if outcome.lost is None:
+    if outcome.lost is None or not outcome.lost.intended:  # it may have died of the call
         return False
     roster = refresh(group)
     return roster is not None and key_of(endpoint.facts) in roster.departed
