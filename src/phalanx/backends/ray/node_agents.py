@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import ProcessStatus, read_file
@@ -243,14 +243,21 @@ class NodeAgents:
         own: dict[str, list[ProcessHandle]] = {}
         for target in targets:
             own.setdefault(target.node, []).append(target)
-        calls = {node: private.call(self._actor(node), verb, own[node], *args) for node in own if node}
+        agents = {node: self._actor(node) for node in own if node}
+        calls = {node: private.call(agent, verb, own[node], *args) for node, agent in agents.items()}
         found: dict[str, Sequence[Any] | None] = {}
         if "" in own:  # while the remote agents work
             found[""] = getattr(self.local, verb)(own[""], *args)
         limit = time.monotonic() + timeout
         for node, call in calls.items():
-            with contextlib.suppress(RayError):
+            try:
                 found[node] = private.get(call, timeout=max(0.0, limit - time.monotonic()))
+            except RayActorError:  # the next request starts another agent
+                with self._lock:
+                    if self._remote.get(node) is agents[node]:
+                        del self._remote[node]
+            except RayError:
+                pass  # it is late
         answers = {node: iter(found.get(node) or ()) for node in own}
         return [next(answers[target.node], None) for target in targets]
 
