@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -72,7 +74,7 @@ class SlotReservation:
         held = self.backend.reserve(ReserveRequest(name, blocks, self.bundle, self.detached, timeout))
         made = replace(self, pool=pool, reservation=held, blocks=blocks)
         if not self.detached:
-            made.finalizer = weakref.finalize(made, session.queue.add, self.backend.release, held.keys)
+            made.finalizer = weakref.finalize(made, _dropped, os.getpid(), self.backend, held.keys)
             made.finalizer.atexit = False  # the backend then frees everything
         return made
 
@@ -103,6 +105,12 @@ class SlotReservation:
         # Ray grants a fraction of a single accelerator only: the process requests a fraction of one, for Ray's
         # accounting, and sees all accelerators of the slot.
         return {self.resource: share(self.max_colocate_count)}
+
+
+def _dropped(pid: int, backend: Backend, keys: Sequence[str]) -> None:
+    """Release the slots of a reservation that no pool holds any more; not in a fork of its process."""
+    if os.getpid() == pid:
+        session.queue.add(backend.release, keys)
 
 
 def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
