@@ -299,9 +299,9 @@ class WeightSync:
         staleness.advance(version.number, trained=trained)
 
     def _warn_if_unchanged(self, version: WeightsVersion, *, expect_change: bool) -> None:
-        """Warn at the second sync in a row that changed nothing or, with ``expect_change``, at the first."""
+        """Warn at the second sync in a row that changed nothing or, with ``expect_change``, at each."""
         self._unchanged_syncs = count = 0 if version.changed else self._unchanged_syncs + 1
-        if count >= (1 if expect_change else 2):
+        if count == 2 or (expect_change and count):
             times = "the sync" if count == 1 else f"{count} syncs in a row"
             text = (
                 f"weights {self.name!r}, version {version.number}: {times} changed nothing: the source publishes the "
