@@ -395,7 +395,10 @@ class _GroupSave:
         if note:
             return pickle.loads(note)
         if note is None:
-            return "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+            return (
+                f"its report in {self._notes.root} cannot be seen by the driver: the disk is full, only one node sees "
+                "the path, or the folder was removed"
+            )
         return "it died" if died else None
 
     def abandon(self) -> None:

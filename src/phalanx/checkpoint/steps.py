@@ -309,7 +309,10 @@ def expired(found: Sequence[Step], keep: int | None) -> list[Step]:
 
 
 def _found(storage: Storage, number: int) -> Step:
-    data = storage.read(MANIFEST)
+    try:
+        data = storage.read(MANIFEST)
+    except CheckpointError as error:  # one of many steps
+        return Step(storage, number, faults=(MANIFEST,), why=str(error))
     if data is None:
         return Step(storage, number)
     body, why = _read_manifest(data)
