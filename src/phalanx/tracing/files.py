@@ -78,6 +78,8 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
         with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(pieces)
         unfinished.replace(path)
+    except OSError as error:  # that of a full disk names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return path

@@ -60,20 +60,20 @@ def _redirect_output(setup: RankConfig) -> str | None:
     if not setup.files:
         return None
     path = setup.files + ".log"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError:
-        return None
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
     devices = f"accelerator {','.join(setup.accelerator_ids)}, " if setup.accelerator_ids else ""
     header = (
         f"{HEADER}rank {setup.rank} of {setup.world_size}, {setup.label}, group {setup.group!r}, epoch {setup.epoch}, "
         f"host {setup.host}, {devices}pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
     )
-    os.write(file, header.encode(errors="backslashreplace"))
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, header.encode(errors="backslashreplace"))
+    except OSError:
+        return None
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.close(file)

@@ -233,8 +233,15 @@ class RayBackend:
         return self._agents.ask(list(map(self._target, endpoints)), verb, *args, **options)
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
-        actor = agent_on(self._node)
-        return actor, private.call(actor, "start", start).future().result(_STARTS_WITHIN_S)
+        try:
+            actor = agent_on(self._node)
+            return actor, private.call(actor, "start", start).future().result(_STARTS_WITHIN_S)
+        except Exception as error:
+            late = f"it did not respond within {_STARTS_WITHIN_S:g} s"
+            reason = lost_of(error).reason if isinstance(error, rayx.RayError) else str(error) or late
+            raise PlacementError(
+                f"the process for channels did not start on this node: {reason}; look at `ray status`"
+            ) from error
 
     def stop_service(self, service: Any) -> None:
         if self.connected():
