@@ -228,9 +228,7 @@ def test_async_ranks_wait_at_channels_concurrently(pool: px.ResourcePool) -> Non
         assert sorted(px.gather(*futures, timeout=WITHIN)) == [[0], [1], [2]]
 
 
-def test_the_death_of_the_hub_raises_in_every_waiting_caller_and_frees_large_items(
-    pool: px.ResourcePool,
-) -> None:
+def test_the_death_of_the_hub_raises_in_waiting_callers_and_frees_items(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:1], Putter) as group:
         channel = px.Channel(1, backend="ray")
         future = group.put_twice.submit(channel)

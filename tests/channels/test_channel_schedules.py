@@ -77,7 +77,7 @@ class Schedule:
         self._receive[ticket] = receive
         if verb in ("put", "take", "lease"):
             self._sent.append((key, (peer, ticket)))
-        self._hub.execute(peer, [(ticket, True, key, verb, args)])
+        self._hub.execute(peer, [(ticket, key, verb, args)])
         return peer, ticket
 
     def _answer(self, ticket: int | None, result: Any, peer: str = "owner") -> None:

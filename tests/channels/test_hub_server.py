@@ -86,9 +86,8 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
 
     deaf = Stopped(server.address)
     deaf.send(KEY, "take", 1, False, 1)
-    data = b"x" * (1 << 20)
     for _ in range(30):
-        put(client, data)
+        put(client, b"x" * (1 << 20))
         deaf.ask(KEY, "take", 1, False, 1)
     began = time.monotonic()
     assert client.request(KEY, "status").depth.leases > 0
@@ -110,16 +109,13 @@ def test_a_request_gets_an_answer_if_it_fails_or_its_connection_ends(client: Rem
 
 
 def test_connections_that_end_leave_no_thread_and_no_descriptor(server: HubServer) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     def threads() -> int:
         return sum(thread.name == "phalanx-hub" for thread in threading.enumerate())
 
     assert within(WITHIN, lambda: threads() == 1)  # it accepts connections
-    before = descriptors()
+    before = len(os.listdir("/proc/self/fd"))
     peers = [RemoteClient(server.address) for _ in range(5)]
     assert str(peers[0].ask("another key", "status")[1].exception(WITHIN)) == "it was closed"
     while peers:
         peers.pop().close()
-    assert within(WITHIN, lambda: threads() == 1 and descriptors() <= before)
+    assert within(WITHIN, lambda: threads() == 1 and len(os.listdir("/proc/self/fd")) <= before)

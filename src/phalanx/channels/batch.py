@@ -46,6 +46,7 @@ class Batch(StoredParts):
         self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], joined: bool, short: bool
     ) -> None:
         self._channel, self._lease, self._backend, self._ranges = channel, lease, channel._backend, ranges
+        self._client = channel._client()  # the lease ends with its connection
         self._open, self._end = True, ""
         self._value: list[Any] = []
         self.joined, self.backend = joined, channel._backend.name
@@ -149,11 +150,10 @@ class Batch(StoredParts):
                 f"this batch of channel {self._channel.name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
-        if any(not isinstance(part.item.payload, bytes) for part in self._ranges):
-            client = self._channel._client()
-            # stored bytes were freed with the hub, and a fetch of bytes that this process has freed may never return
-            if isinstance(client, RemoteClient) and client.died:
-                raise self._channel._closed(OWNER_DIED[0])
+        # stored bytes were freed with the hub, and a fetch of bytes that this process has freed may never return
+        is_stored = any(not isinstance(part.item.payload, bytes) for part in self._ranges)
+        if is_stored and isinstance(self._client, RemoteClient) and self._client.died:
+            raise self._channel._closed(OWNER_DIED[0])
 
     def _read(self) -> Value:
         try:
@@ -215,9 +215,8 @@ class Batch(StoredParts):
 
     def _finish(self, *, is_delivered: bool) -> None:
         self._open, self._end = False, "acknowledged" if is_delivered else "requeued"
-        client = self._channel._client()
         # an acknowledgement to another process is sent with the next request
-        send = client.send_soon if is_delivered and not client.is_local else client.send
+        send = self._client.send_soon if is_delivered and not self._client.is_local else self._client.send
         send(self._channel._key, "ack" if is_delivered else "requeue", self._lease)
 
     def __enter__(self) -> Any:
@@ -235,7 +234,7 @@ class Batch(StoredParts):
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and not sys.is_finalizing():
-            self._channel._client().send_soon(self._channel._key, "requeue", self._lease)
+            self._client.send_soon(self._channel._key, "requeue", self._lease)
             _log.warning(
                 "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
                 "a `with` block, or call batch.ack() or batch.ack_with(future)",

@@ -64,7 +64,7 @@ class Channel(HubObject):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
         super().__init__("channel", name, backend)
         self._limit, self._handoff, self._lengths = limit_text(bound, by), handoff, lengths
-        live_channels.open(self, self._limit, bound, by)
+        live_channels.open(self, bound, by)
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
@@ -292,11 +292,7 @@ class Channel(HubObject):
         Raises:
             DeclarationError: if another process created the channel.
         """
-        if not self._is_own:
-            raise DeclarationError(
-                f"channel {self.name!r} is closed by the process that created it; a producer can leave() it, and any "
-                "process can finish() it"
-            )
+        self._check_own("; a producer can leave() it, and any process can finish() it")
         live_channels.close(self, str(reason))
 
     def __len__(self) -> int:

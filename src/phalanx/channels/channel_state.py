@@ -216,25 +216,19 @@ class ChannelState:
         self._takes[request] = Take(done, most, by_rows, at_least)
         self._advance()
 
-    def cancel(self, request: RequestId, is_hopeless: bool = False) -> None:
-        """Answer a request that still waits with an error; ``is_hopeless``: no other thread could end its wait."""
+    def cancel(self, request: RequestId, note: str = "") -> None:
+        """Answer a request that still waits with an error, which ends with ``note``."""
         if request in self._takes:
             take = self._takes.pop(request)
             reason = (
-                "it has fewer, and on the inline backend no other thread puts items, so that nothing would ever come; "
-                "put first, or use the ray backend"
-                if is_hopeless
-                else f"but at the timeout there were {len(self._waiting)} items with {self._rows} rows; take fewer or "
-                "wait longer. Nothing was taken"
+                f"{take.wanted}, but at the timeout there were {len(self._waiting)} items with {self._rows} "
+                f"rows; put more, take fewer or wait longer. Nothing was taken{note}"
             )
-            take.done(channel_error(ChannelEmpty, self.name, f"{take.wanted}, {reason}"))
+            take.done(channel_error(ChannelEmpty, self.name, reason))
         elif request in self._puts:
             reason = (
-                "it is full, and on the inline backend no other thread takes items, so that there would never be room; "
-                "take first, give the channel a larger maxsize, or use the ray backend"
-                if is_hopeless
-                else f"no room for the item in time: at most {limit_text(self.maxsize, self.by)} may wait; take "
-                "faster, pass put() a longer timeout=, or create the channel with a larger maxsize"
+                f"no room for the item in time: at most {limit_text(self.maxsize, self.by)} may wait; take faster, "
+                f"pass put() a longer timeout=, or create the channel with a larger maxsize{note}"
             )
             refuse(*self._puts.pop(request), channel_error(ChannelFull, self.name, reason))
         self._advance()
@@ -314,7 +308,7 @@ class ChannelState:
         """Drop waiting items, and answer every waiting request. Return the losses that no take has reported."""
         self.closed, self.ended = True, reason
         self._end_requests(reason)
-        self._drop(self._withdraw(lambda item: True), reason)
+        self.drop(reason)
         return self.losses
 
     def _end_requests(self, reason: str, peer: str | None = None) -> int:
@@ -508,7 +502,7 @@ class ChannelState:
             _move_bounded(units, taken=False)
         self._set_waiting([*self._waiting, *self._without_stale(ranges)])
         if self.closed:
-            self._drop(self._withdraw(lambda item: True), self.ended or "")
+            self.drop(self.ended or "")
         self._lose(self._withdraw(lambda item: item.holder in self._died), self._losses)
 
     def _set_waiting(self, ranges: Iterable[RowRange]) -> None:

@@ -40,8 +40,8 @@ _log = logging.getLogger("phalanx")
 
 Answer = Callable[[int | None, Any], None]
 """Function that sends a peer a ticket and its answer, or None and the number of a stored item that has ended."""
-Request = tuple[int, bool, str, str, tuple[Any, ...]]
-"""Ticket (number by the peer), whether an answer is expected, key of the object ("": the hub), verb and arguments."""
+Request = tuple[int | None, str, str, tuple[Any, ...]]
+"""Ticket (number by the peer; None: no answer is expected), key of the object ("": the hub), verb and arguments."""
 
 
 class StoredPayload(NamedTuple):
@@ -62,13 +62,12 @@ Leased = tuple[str, RequestId, tuple[int, ...]]
 class Hub:
     """Channels and staleness managers by key, and the peers whose requests to them it executes.
 
-    Answers are delivered in order, outside of the lock.
+    Answers are delivered in order, after the requests of a message.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a receiver in this process may make requests
         self._outbox: deque[tuple[Answer, int | None, Any]] = deque()
-        self._delivering = threading.RLock()  # a receiver in this process may make requests
         self._peers: dict[str, Answer] = {}
         self._states: dict[str, ChannelState | StalenessState] = {}
 
@@ -80,23 +79,22 @@ class Hub:
     def execute(self, peer: str, requests: Sequence[Request]) -> None:
         """Execute requests of a peer. An answer is a result or an error."""
         with self._lock:
-            for ticket, is_answered, key, verb, args in requests:
-                done = partial(self._post, peer, ticket) if is_answered else _ignore
+            for ticket, key, verb, args in requests:
+                done = _ignore if ticket is None else partial(self._post, peer, ticket)
                 try:
-                    self._execute((peer, ticket), done, key, verb, args)
+                    self._execute((peer, ticket or 0), done, key, verb, args)
                 except (ValueError, Gone) as error:
                     done(type(error)(*error.args))  # without a traceback
                 except Exception as error:
                     cause = f"{verb}: {type(error).__name__}: {error}"
                     done(InternalError(f"a request to a channel failed at its hub: {cause}"))
-        with self._delivering:
             while self._outbox:
                 answer, ticket, result = self._outbox.popleft()
                 answer(ticket, result)
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
-        self.execute(peer, [(0, False, "", "remove", (peer, why))])
+        self.execute(peer, [(None, "", "remove", (peer, why))])
 
     def _post(self, peer: str, ticket: int | None, result: Any) -> None:
         if peer in self._peers:

@@ -47,6 +47,10 @@ _THREAD = BackgroundThread("phalanx-channels")
 _DEFERRED_S = 0.02
 _TURNS_FOR_S = 1.0
 _DIED, _SILENT = OWNER_DIED = "the process that hosts it died", "the process that hosts it does not respond"
+_HOPELESS = (
+    ". It did not wait, since no other thread uses the inline backend and could end the wait: put, take and advance() "
+    "in turn, or use the ray backend"
+)
 _CLIENT = "channel client"
 _serial = itertools.count()
 _keys = itertools.count(1)
@@ -117,7 +121,7 @@ class HubClient:
         future.set_running_or_notify_cancel()  # an event loop that stops waiting must not cancel it
         ticket = next(self._tickets)
         self._futures[ticket] = future
-        self._flush((ticket, True, key, verb, args))
+        self._flush((ticket, key, verb, args))
         return (self.name, ticket), future
 
     def request(self, key: str, verb: str, *args: Any, timeout: float | None = None) -> Any:
@@ -133,12 +137,12 @@ class HubClient:
 
     def send(self, key: str, verb: str, *args: Any) -> None:
         """Send a request without an answer."""
-        self._flush((next(self._tickets), False, key, verb, args))
+        self._flush((None, key, verb, args))
 
     def send_soon(self, key: str, verb: str, *args: Any) -> None:
         """Send a request without an answer together with the next request, or a little later. Take no lock."""
         self._is_unsettled = True
-        self._deferred.append((next(self._tickets), False, key, verb, args))
+        self._deferred.append((None, key, verb, args))
         self._turns_until = time.monotonic() + _TURNS_FOR_S
         self._flusher.begin()
 
@@ -197,9 +201,10 @@ class RemoteClient(HubClient):
             self._connection = connect(address, self.name)
             threading.Thread(target=self._receive, name="phalanx-channels", daemon=True).start()
             closers = current_closers()
-            at_end = atexit.register if closers is None else closers.add
-            at_end(self._flush)
-            if closers is not None:
+            if closers is None:
+                atexit.register(self._flush)
+            else:
+                closers.add(self._flush)
                 closers.before_result.append(self._settle)
 
     @property
@@ -313,10 +318,6 @@ class HubObject:
     def _backend(self) -> Backend:
         return session.get_backend(self._backend_name)
 
-    @property
-    def _is_own(self) -> bool:
-        return self._owner == PROCESS
-
     def _client(self) -> HubClient:
         """Return the client for the hub.
 
@@ -326,7 +327,7 @@ class HubObject:
         _users.add(threading.current_thread())
         if self._address is not None:
             return hubs.remote(self._address)
-        if not self._is_own:
+        if self._owner != PROCESS:
             raise DeclarationError(
                 f"this {self._kind} was created on the inline backend, which other processes cannot reach; "
                 "create it on the backend of the groups that use it: backend='ray', or set PHALANX_BACKEND"
@@ -347,6 +348,13 @@ class HubObject:
     def _closed(self, reason: str) -> Exception:
         """Return the error of an object that was closed."""
         raise NotImplementedError
+
+    def _check_own(self, advice: str = "") -> None:
+        """Raise ``DeclarationError`` if another process created the object."""
+        if self._owner != PROCESS:
+            raise DeclarationError(
+                f"{self._kind} {self.name!r} is closed by the process that created it{advice}"
+            )
 
     def close(self, reason: str = "it was closed") -> None:
         """End the object, in the process that created it."""
@@ -377,7 +385,8 @@ class PendingRequest(Generic[R]):
         *args: Any,
     ) -> None:
         self._owner, self._timeout, self._finish, self._verb = owner, timeout, finish, verb
-        self.id, self.future = owner._client().ask(owner._key, verb, *args)
+        self._client = owner._client()
+        self.id, self.future = self._client.ask(owner._key, verb, *args)
 
     def result(self) -> R:
         """Wait for the result. An interrupted request is withdrawn."""
@@ -394,7 +403,7 @@ class PendingRequest(Generic[R]):
         try:
             await asyncio.wait([waiting], timeout=self._timeout)
             if not waiting.done():
-                self._owner._send("cancel", self.id)
+                self._send("cancel")
                 await asyncio.wait([waiting], timeout=_ANSWERS_WITHIN_S)
         except BaseException:
             waiting.cancel()
@@ -404,7 +413,10 @@ class PendingRequest(Generic[R]):
 
     def withdraw(self) -> None:
         """Cancel the request. A lease that was granted nevertheless is returned, an accepted item is dropped."""
-        self._owner._send("withdraw", self.id)
+        self._send("withdraw")
+
+    def _send(self, verb: str, *args: Any) -> None:
+        self._client.send(self._owner._key, verb, self.id, *args)
 
     def _finished(self, future: Future[Any] | asyncio.Future[Any]) -> R:
         try:
@@ -417,10 +429,9 @@ class PendingRequest(Generic[R]):
 
     def _wait(self) -> None:
         """Wait for the answer. A request that is not served in time is cancelled, which answers it with an error."""
-        timeout, is_local = self._timeout, self._owner._address is None
+        timeout, is_local = self._timeout, self._client.is_local
         prompt = 0.0 if is_local else _PROMPT_S if timeout is None else min(_PROMPT_S, timeout)
-        if prompt:
-            _await_answer(self.future, prompt)
+        _await_answer(self.future, prompt)
         if self.future.done():
             return
         is_hopeless = is_local and timeout != 0 and not _can_end_wait()
@@ -428,7 +439,7 @@ class PendingRequest(Generic[R]):
             with span(f"{self._verb} waits", channel=self._owner.name):
                 _await_answer(self.future, None if timeout is None else timeout - prompt)
         if not self.future.done():
-            self._owner._send("cancel", self.id, is_hopeless)
+            self._send("cancel", _HOPELESS if is_hopeless else "")
             _await_answer(self.future, _ANSWERS_WITHIN_S)
 
 

@@ -44,16 +44,16 @@ def _published_key(backend: Backend, name: str) -> str:
 
 
 class LiveChannels:
-    """Channels that this process created and did not close, with their bounds as text, by key."""
+    """Channels that this process created and did not close, by key."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[HubObject, str]] = {}
+        self._open: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._publisher = Background(self._turn)
         self._published: dict[str, ChannelRecord] = {}
         self._publish_at = 0.0
 
-    def open(self, channel: HubObject, limit: str, maxsize: int | None, by: By) -> None:
+    def open(self, channel: HubObject, maxsize: int | None, by: By) -> None:
         """Create a channel, and publish its handle.
 
         Raises:
@@ -68,7 +68,7 @@ class LiveChannels:
         handle = cloudpickle.dumps(channel)  # first: its function for lengths may not be picklable
         channel._client().request("", "open", channel._key, name, maxsize, by)
         with self._lock:
-            self._open[channel._key] = channel, limit
+            self._open[channel._key] = channel
         backend.publish(_published_key(backend, name), handle)
         if not backend.immediate:
             self._publisher.begin()
@@ -97,7 +97,7 @@ class LiveChannels:
     def close_all(self, backend: Backend | None) -> None:
         """Close the channels of a backend, or all channels, and stop their hubs."""
         reason = "px.shutdown()" if backend is None else "the cluster was left"
-        for channel, _ in [*self._open.values()]:
+        for channel in [*self._open.values()]:
             if backend in (None, channel._backend):
                 self.close(channel, reason)
         hubs.stop(backend)
@@ -105,7 +105,7 @@ class LiveChannels:
     def _turn(self) -> float | None:
         """Publish the status of channels for ``phalanx top``, and record their fill levels while a trace runs."""
         publish = time.monotonic() >= self._publish_at
-        for channel, limit in [*self._open.values()]:
+        for channel in [*self._open.values()]:
             backend = channel._backend
             if backend.immediate or not backend.connected() or not (publish or process.sink):
                 continue
@@ -113,7 +113,7 @@ class LiveChannels:
                 status: ChannelStatus = channel._request("status", timeout=_CLOSES_WITHIN_S)
                 count_level(channel.name, status.depth.waiting, status.depth.oldest_item)
                 if publish:
-                    self._publish(channel, channel_record(channel.name, limit, status))
+                    self._publish(channel, channel_record(channel.name, channel._limit, status))
         if publish:
             self._publish_at = time.monotonic() + _PUBLISHED_EVERY_S
         return _TRACED_EVERY_S if self._open else None

@@ -236,8 +236,7 @@ class StalenessManager(HubObject):
         Raises:
             DeclarationError: if another process created the manager.
         """
-        if not self._is_own:
-            raise DeclarationError("this staleness manager is closed by the process that created it")
+        self._check_own()
         self._send("close", str(reason))  # its hub may have ended
 
     def explain(self) -> Table:

@@ -167,16 +167,13 @@ class StalenessState:
             self._requests[request] = rows, done
             self._start()
 
-    def cancel(self, request: RequestId, is_hopeless: bool = False) -> None:
-        """Answer a request that still waits with an error; ``is_hopeless``: no other thread could end its wait."""
+    def cancel(self, request: RequestId, note: str = "") -> None:
+        """Answer a request that still waits with an error, which ends with ``note``."""
         if request in self._requests:
             rows, done = self._requests.pop(request)
             reason = (
-                "training is too far behind for these rows, and on the inline backend no other thread can "
-                "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
-                if is_hopeless
-                else f"{self._delay(rows) or 'earlier requests are waiting'}; wait longer, or train and advance(), as "
-                "px.WeightSync(staleness=) does"
+                f"{self._delay(rows) or 'earlier requests are waiting'}; wait longer, or train and advance(), as "
+                f"px.WeightSync(staleness=) does{note}"
             )
             done(StalenessTimeout(f"lease({rows} rows): {reason}"))
             self._start()
