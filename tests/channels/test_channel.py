@@ -352,9 +352,10 @@ def test_unacknowledged_items_of_a_killed_consumer_are_requeued_in_order(
 def test_small_items_outlive_a_closed_rank_and_large_items_do_with_handoff(
     mortal: px.WorkerGroup, channel: px.Channel
 ) -> None:
-    with px.Channel(handoff=True) as handed:
+    with px.Channel(handoff=True) as handed, px.Channel() as a, px.Channel() as b, px.Channel() as c:
         mortal.produce(channel, 1)
-        mortal[0].produce(handed, 2, LARGE)
+        for each in (handed, a, b, c):  # a rank has less time than the sum of what it waits for each
+            mortal[0].produce(each, 2, LARGE)
         mortal.close()
         assert channel.take_rows(4, 0).value()["x"].sum() == 200
         assert handed.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]

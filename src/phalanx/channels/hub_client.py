@@ -103,7 +103,6 @@ class HubClient:
         self.name = f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
         self.is_local = hub is not None
         self.inline_bytes = settings().inline_bytes  # once: it reads all environment variables
-        self.channels_to_leave: set[str] = set()
         self._hub: Any = hub
         self._tickets = itertools.count()
         self._futures: dict[int, Future[Any]] = {}

@@ -18,15 +18,17 @@ from phalanx.calls.values import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, stored_items
 from phalanx.channels.staleness_state import Gone
+from phalanx.declare.context import current_context
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import decoding, encode
 from phalanx.wire.value import Value
-from phalanx.worker.exit_hooks import current_closers
+from phalanx.worker.exit_hooks import ExitHooks, current_closers
 
 _CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
 _LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
 _LOOKS_EVERY_S = 0.05
+_TO_LEAVE = "channels to leave"
 _numbers = itertools.count()
 
 Lengths = str | Callable[[Any], Any]
@@ -132,13 +134,18 @@ def leave_at_exit(channel: HubObject, handoff: bool) -> None:
     A rank that leaves a group which continues moves its items to the hub, and so does an inline rank, since no
     consumer could take items while it closes.
     """
-    closers, client = current_closers(), channel._client()
-    if closers is None or channel._key in client.channels_to_leave:
+    closers, context = current_closers(), current_context()
+    if closers is None or context is None:
         return
+    channels: dict[str, tuple[HubClient, HubObject, bool]] = context.shared.setdefault(_TO_LEAVE, {})
+    if not channels:
+        closers.add(_leave_all, closers, channels.values())
+    client = channel._client()
+    channels[channel._key] = client, channel, handoff or client.is_local
 
-    def leave_now() -> None:
-        timeout = _LEAVES_WITHIN_S if closers.leaves else _CLOSES_WITHIN_S
-        leave(client, channel, handoff or client.is_local or closers.leaves, timeout)
 
-    client.channels_to_leave.add(channel._key)
-    closers.add(leave_now)
+def _leave_all(closers: ExitHooks, channels: Iterable[tuple[HubClient, HubObject, bool]]) -> None:
+    """Leave the channels of a rank, which all have the same time: first those whose items are only moved."""
+    limit = time.monotonic() + (_LEAVES_WITHIN_S if closers.leaves else _CLOSES_WITHIN_S)
+    for client, channel, handoff in sorted(channels, key=lambda each: not each[-1]):
+        leave(client, channel, handoff or closers.leaves, limit - time.monotonic())
