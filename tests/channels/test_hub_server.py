@@ -16,7 +16,7 @@ import pytest
 import phalanx as px
 from phalanx.channels import hub
 from phalanx.channels.hub import Hub, HubServer
-from phalanx.channels.hub_client import RemoteClient
+from phalanx.channels.hub_client import RemoteClient, hubs
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -106,6 +106,14 @@ def test_a_request_gets_an_answer_if_it_fails_or_its_connection_ends(client: Rem
     client.close()
     waiting.append(client.ask(KEY, "status")[1])
     assert {str(future.exception(WITHIN)) for future in waiting} == {"the process that hosts it died"}
+
+
+def test_a_process_connects_again_if_its_connection_ended(server: HubServer) -> None:
+    ended = hubs.remote(server.address)
+    ended.close()
+    assert within(WITHIN, lambda: hubs.remote(server.address) is not ended)
+    hubs.remote(server.address).request("", "meet")
+    hubs.remote(server.address).close()
 
 
 def test_connections_that_end_leave_no_thread_and_no_descriptor(server: HubServer) -> None:

@@ -29,7 +29,6 @@ from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
-_CONNECTS_WITHIN_S = 10.0
 _AUTHENTICATES_WITHIN_S = 10.0
 _MOST_UNAUTHENTICATED = 64
 _SENT_DIRECTLY_BYTES = 64 << 10
@@ -275,13 +274,13 @@ class HubConnection:
                     return
 
 
-def connect(address: HubAddress, name: str) -> HubConnection:
+def connect(address: HubAddress, name: str, seconds: float) -> HubConnection:
     """Return an authenticated connection, once the hub has capacity for it.
 
     Raises:
-        OSError, EOFError, AuthenticationError: if no hub listens there, or it has another key.
+        OSError, EOFError, AuthenticationError: if no hub listens there, also after ``seconds``, or it has another key.
     """
-    sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
+    sock = socket.create_connection((address.host, address.port), timeout=seconds)
     sock.settimeout(None)
     connection = HubConnection(sock, may_wait=True)
     connection.introduce(address.key, name)

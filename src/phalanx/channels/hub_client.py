@@ -57,6 +57,8 @@ _keys = itertools.count(1)
 
 R = TypeVar("R")
 _ANSWERS_WITHIN_S = 10.0
+_CONNECTS_WITHIN_S = 10.0
+_RECONNECTS_WITHIN_S = 0.5  # an error of a hub that died is not late
 _PROMPT_S = 0.001  # shorter waits for another process are not traced
 
 #: Frame of an idle thread of a ``ThreadPoolExecutor``.
@@ -192,12 +194,12 @@ class RemoteClient(HubClient):
     When the connection ends, waiting requests are answered, and items that the hub can no longer reclaim are freed.
     """
 
-    def __init__(self, address: HubAddress) -> None:
+    def __init__(self, address: HubAddress, seconds: float = _CONNECTS_WITHIN_S) -> None:
         super().__init__(None)
         self._lock = threading.Lock()
         self._connection: HubConnection | None = None
         with contextlib.suppress(OSError, EOFError, AuthenticationError):  # that hub has ended
-            self._connection = connect(address, self.name)
+            self._connection = connect(address, self.name, seconds)
             threading.Thread(target=self._receive, name="phalanx-channels", daemon=True).start()
             closers = current_closers()
             if closers is None:
@@ -286,11 +288,13 @@ class Hubs:
             return shared[_CLIENT]
 
     def remote(self, address: HubAddress) -> RemoteClient:
-        """Return the client for the hub of another process."""
+        """Return the client for the hub of another process. Connect again if the connection ended and the hub lives."""
         with self._lock:
-            if address not in self._remote:
-                self._remote[address] = RemoteClient(address)
-            return self._remote[address]
+            client = self._remote.get(address)
+            if client is None or client.died:
+                seconds = _CONNECTS_WITHIN_S if client is None else _RECONNECTS_WITHIN_S
+                client = self._remote[address] = RemoteClient(address, seconds)
+            return client
 
 
 hubs = Hubs()
