@@ -61,12 +61,13 @@ Leased = tuple[str, RequestId, tuple[int, ...]]
 class Hub:
     """Channels and staleness managers by key, and the peers whose requests to them it executes.
 
-    Answers are delivered in order, after the requests of a message.
+    Answers are delivered in order, outside of the lock.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a receiver in this process may make requests
+        self._lock = threading.Lock()
         self._outbox: deque[tuple[Answer, int | None, Any]] = deque()
+        self._delivering = threading.RLock()  # a receiver in this process may make requests
         self._peers: dict[str, Answer] = {}
         self._states: dict[str, ChannelState | StalenessState] = {}
 
@@ -87,6 +88,7 @@ class Hub:
                 except Exception as error:
                     cause = f"{verb}: {type(error).__name__}: {error}"
                     done(InternalError(f"a request to a channel failed at its hub: {cause}"))
+        with self._delivering:
             while self._outbox:
                 answer, ticket, result = self._outbox.popleft()
                 answer(ticket, result)

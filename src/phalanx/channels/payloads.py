@@ -147,5 +147,5 @@ def leave_at_exit(channel: HubObject, handoff: bool) -> None:
 def _leave_all(closers: ExitHooks, channels: Iterable[tuple[HubClient, HubObject, bool]]) -> None:
     """Leave the channels of a rank, which all have the same time: first those whose items are only moved."""
     limit = time.monotonic() + (_LEAVES_WITHIN_S if closers.leaves else _CLOSES_WITHIN_S)
-    for client, channel, handoff in sorted(channels, key=lambda each: not each[-1]):
+    for client, channel, handoff in sorted(channels, key=lambda each: not each[2]):
         leave(client, channel, handoff or closers.leaves, limit - time.monotonic())
