@@ -50,7 +50,9 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     if encoded.nbytes <= client.inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
     backend = channel._backend
-    StoreQuota(backend).admit([encoded.nbytes], "the item put into a channel takes")
+    quota = StoreQuota(backend)
+    quota.admit([encoded.nbytes], "the item put into a channel takes")
+    quota.took(encoded.nbytes)
     ref, number = backend.put(encoded), next(_numbers)
     stored_items[number] = client, ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
