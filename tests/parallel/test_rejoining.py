@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,10 +164,11 @@ def test_process_groups_in_modules_are_replaced_and_tensors_of_another_model_are
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
     old, new, own = (dist.new_group([0], group_desc=use) for use in ("tp", "tp", None))
     model[0].tp_group, model[0].own_group = old, own
+    model[0].pg_collection = SimpleNamespace(tp=old)
 
     replace_groups([model], type("State", (), {"tp_group": new, "size": 1}))
 
-    assert (model[0].tp_group, model[0].own_group) == (new, own)
+    assert (model[0].tp_group, model[0].own_group, model[0].pg_collection.tp) == (new, own, new)
     with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
         keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())
 

@@ -51,15 +51,16 @@ def coordinates() -> dict[str, int] | None:
 
 
 def replace_groups(modules: Iterable[torch.nn.Module], state: Any) -> None:
-    """Replace process groups that modules have as attributes by those of the parallel state ``state``.
+    """Replace process groups that modules have as attributes, or in ``pg_collection``, by those of a parallel state.
 
     Megatron describes each group by its purpose, such as "TENSOR_MODEL_PARALLEL_GROUP", also in later states.
     """
     groups = {group.group_desc: group for group in vars(state).values() if isinstance(group, ProcessGroup)}
     for module in itertools.chain.from_iterable(root.modules() for root in modules):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, ProcessGroup) and value.group_desc in groups:
-                object.__setattr__(module, name, groups[value.group_desc])
+        for owner in (module, getattr(module, "pg_collection", module)):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, ProcessGroup) and value.group_desc in groups:
+                    object.__setattr__(owner, name, groups[value.group_desc])
 
 
 class MegatronWorker(Worker):
