@@ -140,6 +140,11 @@ class Trainer(Fragile, MegatronWorker):
         px.register_state(self, model=self.model, optimizer=self.optimizer)
         torch.manual_seed(parallel_state().get_data_parallel_rank())
 
+    def rejoin(self) -> None:
+        before = torch.get_rng_state()
+        super().rejoin()
+        assert torch.equal(torch.get_rng_state(), before)
+
     def train(self, ids: torch.Tensor) -> float:
         loss = self.model(torch.randn(4, 2, WIDTH)).square().mean()
         loss.backward()
@@ -150,21 +155,37 @@ class Trainer(Fragile, MegatronWorker):
         return loss.item()
 
 
+class Critic(MegatronWorker):
+    """A layer on the parallel state that another role has formed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = ParallelLlamaMLP(WIDTH, WIDTH, self.model_parallel_config())
+        px.register_state(self, model=self.model)
+
+    @px.register(px.Dispatch.ONE_TO_ALL)
+    def score(self) -> float:
+        return self.model(torch.ones(1, 1, WIDTH)).sum().item()
+
+
 @pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(ray_cluster: None, tp: int) -> None:
-    with px.ResourcePool([2], use_gpu=False) as two, MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
+    roles = px.colocate({"first": px.Worker, "actor": Trainer.bind(tp), "critic": Critic})
+    with px.ResourcePool([2], use_gpu=False) as two, MegatronWorkerGroup(two, roles) as process:
+        group, score = process.actor, process.critic.score()
         before = group.pid()
         for step in range(AT):
             group.step(step)
-        px.snapshot(group)
+        px.snapshot(process)
         went_on = [group.step(step) for step in range(STEPS)]
-        px.restore(group)
+        px.restore(process)
         group.arm(1, went_on[0][1][1] // 2)
         with pytest.raises(px.WorkerDiedError):
             group.step(0)
 
-        assert px.replace_ranks(group) == (1,)
+        assert px.replace_ranks(process) == (1,)
 
+        assert process.critic.score() == score
         assert [group.step(step) for step in range(STEPS)] == went_on
         assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
         assert group.mesh().size("tp") == tp

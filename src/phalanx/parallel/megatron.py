@@ -121,20 +121,22 @@ class MegatronWorker(Worker):
         return device
 
     def rejoin(self) -> None:
-        """Form the parallel state again, and replace its groups in modules that are attributes.
+        """Form the parallel state again, and replace its groups in modules that are attributes of the process's roles.
 
-        Parameters of Megatron's modules are plain tensors, and stay. Modules that are not attributes of the worker, and
-        Megatron's own data-parallel wrapper and distributed optimizer, keep the old groups: override this to create
-        them again. See :meth:`phalanx.Worker.rejoin`.
+        Parameters of Megatron's modules are plain tensors, and stay. Torch's generators continue. Megatron's own
+        generators on CUDA devices are seeded again. Modules that are not attributes of a role, and Megatron's own
+        data-parallel wrapper and distributed optimizer, keep the old groups: override this to create them again. See
+        :meth:`phalanx.Worker.rejoin`.
         """
         if self._formed is None:
             super().rejoin()
             return
-        if not torch.distributed.is_initialized():  # the library destroyed it before the first role rejoins
-            self.leave_model_parallel()
+        self.leave_model_parallel()
+        with torch.random.fork_rng():
             self.init_model_parallel(**self._formed)
-        modules = (value for value in vars(self).values() if isinstance(value, torch.nn.Module))
-        replace_groups(modules, parallel_state())
+        for role in self._context.roles.values():  # all share the state
+            modules = [value for value in vars(role).values() if isinstance(value, torch.nn.Module)]
+            replace_groups(modules, parallel_state())
 
     def model_parallel_config(self, **options: Any) -> Any:
         """Create a ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights without a GPU.
