@@ -160,6 +160,13 @@ def test_uneven_shards_of_two_ranks_continue_with_the_same_numbers(tmp_path: Pat
     torch.multiprocessing.spawn(_uneven_rank, (str(tmp_path),), nprocs=2)
 
 
+def test_frozen_parameters_stay_frozen_in_a_new_model() -> None:
+    made = torch.nn.Linear(2, 2, device="meta")
+    keep_tensors(made, torch.nn.Linear(2, 2).requires_grad_(False))
+
+    assert not any(one.requires_grad for one in made.parameters())
+
+
 def test_process_groups_in_modules_are_replaced_and_tensors_of_another_model_are_refused(world: None) -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
     old, new, own = (dist.new_group([0], group_desc=use) for use in ("tp", "tp", None))

@@ -22,7 +22,8 @@ def keep_tensors(
     """Give a new sharded model the tensors of an equal model whose process groups were lost, without a copy.
 
     For ``rejoin()`` of workers with FSDP2 or tensor-parallel modules. The process groups of such modules cannot be
-    replaced, so the model is created again on the meta device and sharded over the new mesh.
+    replaced, so the model is created again on the meta device and sharded over the new mesh. Tensors of modules that
+    are neither parameters nor buffers stay on the meta device: assign them yourself.
 
     Args:
         made: new model; created under ``torch.device("meta")`` and sharded by the same calls.
@@ -44,6 +45,8 @@ def keep_tensors(
         id(old): torch.nn.Parameter(_sharded_like(name, old, news[name]), old.requires_grad)
         for name, old in kept.named_parameters()
     }
+    for name, old in olds.items():
+        news[name].requires_grad_(old.requires_grad)  # load_state_dict() sets that of the new model
     made.load_state_dict({name: wrapped[id(old)] for name, old in olds.items()}, strict=False, assign=True)
     for path, module in kept.named_modules():
         made.get_submodule(path)._buffers.update(module._buffers)  # also buffers that state_dict() omits
