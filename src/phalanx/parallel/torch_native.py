@@ -1,4 +1,4 @@
-"""Workers on torch's own parallelism: the process group, device meshes and tensor-parallel layers."""
+"""Workers on torch's own parallelism: the process group and device meshes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.declare.worker import Worker
-from phalanx.parallel.mlp import LlamaMLP
 from phalanx.topology.mesh import Mesh
 
 
@@ -68,15 +67,3 @@ class DeviceMeshWorker(Worker):
         super().rejoin()
         for name, axes in getattr(self, "_axes_of_meshes", {}).items():
             self.init_mesh(name, **axes)
-
-
-def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
-    """Shard the MLP over ``tp_mesh``, in place: gate and up by columns, down by rows.
-
-    The first tp rank's weights are used. Inputs and outputs, (..., hidden_size), are equal on all tp ranks.
-    """
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    columns, rows = ColwiseParallel(), RowwiseParallel()
-    parallelize_module(mlp, tp_mesh, {"gate_proj": columns, "up_proj": columns, "down_proj": rows})
-    return mlp
