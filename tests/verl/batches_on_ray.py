@@ -108,10 +108,12 @@ class Adder(Worker):
     def mesh_later(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
 
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def die_later(self, data: DataProto) -> DataProto:
-        if self.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+    @register(OVER_DP, blocking=False)
+    def fail_later(self, data: DataProto) -> DataProto:
+        if self.rank == 1:  # its output would not be collected
+            if data.meta_info["kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("weights")
         time.sleep(60.0)  # like a collective with a lost rank
         return data
 
@@ -302,13 +304,16 @@ def case_native_groups_split_verls_batches(group: Any) -> None:
         assert (output.global_indexes, output.extra_info) == (list(range(5)), {"k": 1})
 
 
-def case_a_lost_rank_is_the_one_error_of_a_future(group: Any) -> None:
-    doomed = RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(ray.remote(Adder)))
-    future = doomed.die_later(rows(2))
-    # its call is tracked by this process alone
-    assert type(pickle.loads(pickle.dumps(future))) is DataProtoFuture
-    assert "rank 1" in str(raised(px.WorkerDiedError, future.get))
-    assert "Create it again" in str(raised(px.GroupBroken, doomed.split, rows(2)))
+def case_a_failed_or_lost_rank_is_the_one_error_of_a_future(group: Any) -> None:
+    for kill, error in ((False, KeyError), (True, px.WorkerDiedError)):
+        pool = RayResourcePool([2], use_gpu=False)
+        workers = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Adder)))
+        workers.mesh(rows(2))  # asks which ranks are collected
+        future = workers.fail_later(rows(2, meta_info={"kill": kill}))
+        # its call is tracked by this process alone
+        assert type(pickle.loads(pickle.dumps(future))) is DataProtoFuture
+        assert "rank 1" in str(raised(error, future.get))
+    assert "Create it again" in str(raised(px.GroupBroken, workers.split, rows(2)))
 
 
 def error_of(case: Any, group: Any) -> str:

@@ -28,7 +28,7 @@ from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitAr
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
 from phalanx.config import settings
-from phalanx.wire.codec import Encoded
+from phalanx.wire.codec import Encoded, decoding
 
 if TYPE_CHECKING:
     # This module loads the runtime.
@@ -74,7 +74,7 @@ func_generator = GroupMethod
 
 
 def _tracked(output: Any, call: Call | None) -> Any:
-    """Return a ``DataProtoFuture`` that raises the error of the call instead of Ray's error of one rank.
+    """Return a ``DataProtoFuture`` that raises the error of the call as soon as any rank has failed.
 
     Other outputs, and those of workers that are not tracked, are returned unchanged.
     """
@@ -94,6 +94,9 @@ def _future_class(base: type) -> Any:
 
         def get(self) -> Any:
             try:
+                # Ranks whose outputs are not collected may fail, too. Views are decoded without copies.
+                with decoding(readonly=True):
+                    self._call.arrivals.fetch(None)
                 return super().get()
             except Exception:
                 if self._call.over or self._call.has_failed():
