@@ -202,7 +202,10 @@ def case_a_function_goes_to_all_and_rows_are_split(group: Any) -> None:
         return data
 
     assert values(group.split_for(mark, rows(8))) == added(8, 2)
-    assert values(group.split_for(mark, padded(5))) == added(5, 2)
+    assert values(group.split_for(mark, padded(7))) == added(7, 2)
+    dispatch = DISPATCH_MODE_FN_REGISTRY[Dispatch.DP_COMPUTE_PROTO_WITH_FUNC]["dispatch_fn"]
+    [_, shards], _ = dispatch(group, mark, padded(7))
+    assert [len(shard) for shard in shards] == [2, 2, 2, 1]  # not padded, as in verl
 
 
 def case_futures_are_values_and_arguments(group: Any) -> None:

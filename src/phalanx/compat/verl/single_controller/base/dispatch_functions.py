@@ -184,9 +184,7 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
         raise CallCheckFailed(
             f"the first argument is {given}; expected a function (def or lambda), which goes to every rank"
         )
-    rows, kwargs = _split_args_kwargs_data_proto_with_auto_padding(
-        worker_group.world_size, *args[1:], **kwargs
-    )
+    rows, kwargs = _split_args_kwargs_data_proto(worker_group.world_size, *args[1:], **kwargs)
     return [[args[0]] * worker_group.world_size, *rows], kwargs
 
 
