@@ -214,19 +214,36 @@ def test_runtime_envs_are_merged_variable_by_variable() -> None:
     assert options["num_cpus"] == 2
 
 
-@pytest.mark.parametrize(
-    ("device", "nsight"), [("cuda", {"o": "x", "capture-range-end": "repeat-shutdown:12"}), ("cpu", None)]
-)
-def test_the_profile_of_a_cuda_group_ends_after_its_steps(device: str, nsight: dict[str, str] | None) -> None:
+def options(cls: Any, device: str = "cpu", **ray_options: Any) -> Any:
+    given = RayClassWithInitArgs(ray.remote(cls))
+    given.update_options(ray_options)
     group = SimpleNamespace(
-        ray_cls_with_init=RayClassWithInitArgs(Where),
+        ray_cls_with_init=given,
         customized_worker_env={},
         device_name=device,
         profile_steps=[1, 5],
         worker_nsight_options={"o": "x", "capture-range-end": None},  # verl's default
         _ray_wait_register_center_timeout=300,
     )
-    assert (_options(group, Worker).runtime_env or {}).get("nsight") == nsight
+    return _options(group, cls)
+
+
+@pytest.mark.parametrize(
+    ("device", "nsight"), [("cuda", {"o": "x", "capture-range-end": "repeat-shutdown:12"}), ("cpu", None)]
+)
+def test_the_profile_of_a_cuda_group_ends_after_its_steps(device: str, nsight: dict[str, str] | None) -> None:
+    assert (options(Worker, device).runtime_env or {}).get("nsight") == nsight
+
+
+class Soon(Worker):
+    async def soon(self) -> None: ...
+
+
+def test_max_concurrency_needs_async_methods(caplog: pytest.LogCaptureFixture) -> None:
+    given = [options(Soon), options(Soon, max_concurrency=1), options(Worker, max_concurrency=4)]
+
+    assert [one.max_concurrency for one in given] == [1000, 1, None]
+    assert "max_concurrency=4 of Worker has no effect" in caplog.text
 
 
 @pytest.mark.soak

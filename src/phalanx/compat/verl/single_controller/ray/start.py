@@ -19,13 +19,13 @@ from phalanx.compat.verl.single_controller.ray.classes import (
     merge_runtime_env,
 )
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_master_addr_port, native_pool
+from phalanx.declare.bind import HONOURED_RAY_OPTIONS
 from phalanx.declare.bind import BoundClass as NativeClass
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray import native
 
 _log = logging.getLogger(__name__)
-_HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
 _WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
 _BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
 #: Variables that the controller itself sets for ranks; a group's ``worker_env`` may set any other variable.
@@ -94,7 +94,12 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
     from phalanx.compat.verl.single_controller.ray import native
 
     given = group.ray_cls_with_init.ray_options()
-    for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
+    concurrency, effective = None, HONOURED_RAY_OPTIONS
+    if _has_async(cls):
+        concurrency = given.get("max_concurrency") or _ASYNC_CONCURRENCY
+    else:
+        effective -= {"max_concurrency"}  # Ray would run calls on threads
+    for name in sorted(set(given) - {*effective, *_WITHOUT_EFFECT}):
         if not name.startswith("_"):
             _log.warning("Ray option %s=%r of %s has no effect in a group", name, given[name], cls.__name__)
     early = {name: value for name, value in group.customized_worker_env.items() if name in _BEFORE_START}
@@ -103,9 +108,6 @@ def _options(group: Any, cls: type) -> native.GroupOptions:
     if group.profile_steps and group.device_name == "cuda" and nsight is not None:
         end = f"repeat-shutdown:{6 * len(group.profile_steps)}"  # as in verl
         runtime_env["nsight"] = {**nsight, "capture-range-end": nsight.get("capture-range-end") or end}
-    concurrency = given.get("max_concurrency") or None
-    if _has_async(cls) and (concurrency is None or concurrency == 1):
-        concurrency = _ASYNC_CONCURRENCY
     return native.GroupOptions(
         env={name: str(value) for name, value in group.customized_worker_env.items()},
         runtime_env=runtime_env or None,
