@@ -24,11 +24,7 @@ from phalanx.compat.verl.single_controller.ray import (
     native,
 )
 from phalanx.compat.verl.single_controller.ray import pools as pools_module
-from phalanx.compat.verl.single_controller.ray.base import (
-    merge_resource_pool,
-    sort_placement_group_by_node_ip,
-    split_resource_pool,
-)
+from phalanx.compat.verl.single_controller.ray.base import merge_resource_pool, split_resource_pool
 from phalanx.compat.verl.single_controller.ray.start import _options
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.placement import NodeCapacity
@@ -151,7 +147,7 @@ def test_only_pools_with_equal_options_merge_and_keep_their_accelerator_type(
     assert merge_resource_pool(*pools).accelerator_type == "A100"
 
 
-def test_placement_groups_are_sorted_by_numeric_node_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_groups_are_sorted_by_node_address_in_merged_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"x": "10.0.0.10", "y": "10.0.0.9", "z": "9.255.0.1"}
     nodes = [{"NodeID": node, "NodeManagerAddress": address} for node, address in addresses.items()]
     monkeypatch.setattr(pools_module.ray, "nodes", lambda: nodes)
@@ -159,9 +155,13 @@ def test_placement_groups_are_sorted_by_numeric_node_addresses(monkeypatch: pyte
         pools_module, "placement_group_table", lambda pg: {"bundles_to_node_id": {0: pg.node}}
     )
 
-    found = sort_placement_group_by_node_ip([SimpleNamespace(node=node) for node in "xyz"])  # type: ignore[misc]
+    pools: Any = [RayResourcePool([1]) for _ in "zyx"]
+    for pool, node in zip(pools, "zyx", strict=True):
+        pool.pgs = [SimpleNamespace(node=node)]
 
-    assert [pg.node for pg in found] == ["z", "y", "x"]  # type: ignore[attr-defined]
+    merged: Any = merge_resource_pool(merge_resource_pool(*pools[:2]), pools[2])
+
+    assert [pg.node for pg in merged.pgs] == ["x", "y", "z"]  # as text, like verl
 
 
 def test_a_manager_creates_pools_by_name_and_refuses_more_gpus_than_available(ray_cluster: None) -> None:

@@ -194,15 +194,11 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> nativ
 
 
 def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
-    """Sort placement groups by node address (as numbers), then in order of creation."""
+    """Sort placement groups by node address (as text, like verl), then in order of creation."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
-    def key(pg: PlacementGroup) -> tuple[Any, ...]:
-        address = addresses.get(placement_group_table(pg)["bundles_to_node_id"].get(0), "")
-        try:
-            return (0, tuple(socket.inet_pton(socket.AF_INET, address)))
-        except OSError:
-            return (1, address)
+    def key(pg: PlacementGroup) -> str:
+        return addresses.get(placement_group_table(pg)["bundles_to_node_id"].get(0), "")
 
     return sorted(pgs, key=key)
 
@@ -228,7 +224,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         rp1.max_colocate_count,
         accelerator_type=rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
     )
-    merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
+    merged.pgs = sort_placement_group_by_node_ip(rp1.get_placement_groups() + rp2.get_placement_groups())
     merged._connection = rp1._connection or rp2._connection
     return merged
 
