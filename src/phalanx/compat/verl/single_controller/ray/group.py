@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import secrets
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -244,11 +243,9 @@ class RayWorkerGroup(WorkerGroup):
         self._bind_methods()
 
     def _start(self, bin_pack: bool) -> None:
-        started = start(self, "STRICT_PACK" if bin_pack else "PACK")
-        self._workers, self._worker_names = started.handles, started.names
-        self._master_addr, self._master_port = started.master
-        self._started = started
-        weakref.finalize(started, started.release)
+        self._started = start(self, "STRICT_PACK" if bin_pack else "PACK")
+        self._workers, self._worker_names = self._started.handles, self._started.names
+        self._master_addr, self._master_port = self._started.master
 
     @property
     def _user_class(self) -> Any:
@@ -374,17 +371,17 @@ class RayWorkerGroup(WorkerGroup):
             )
             for rank in range(len(workers))
         ]
-        tracker = None if self._started is None else self._started.calls
         method = self._on_handle(method_name)
-        call = None if tracker is None else tracker.begin(method, len(workers), payloads.stored)
+        started = self._started
+        call = None if started is None else started.begin(method, len(workers), payloads.stored)
         refs: list[Any] = []
         for rank, (worker, (positional, named)) in enumerate(zip(workers, arguments, strict=True)):
             if call is not None and call.trace:
                 nbytes = payloads.nbytes(column[rank] for column in columns)
                 named[TRACED] = call.trace, call.number, nbytes
             refs.append(self._execute_remote_single_worker(worker, method_name, *positional, **named))
-        if tracker is not None and call is not None:
-            tracker.sent(call, refs)
+        if started is not None and call is not None:
+            started.sent(call, refs)
             self._made.last = call, refs
         return refs
 

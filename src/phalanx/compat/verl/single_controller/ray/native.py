@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -80,16 +81,23 @@ def pool_on(
     return ResourcePool.of(name, view, {name: holding})
 
 
-class TrackedCalls:
-    """Calls on the handles of a group's actors, tracked like the library's own calls.
+@dataclass
+class StartedRanks:
+    """Ranks whose constructors have returned, and calls on their handles, tracked like the library's own calls.
 
     Each call has one error for all ranks, a deadline (``PHALANX_CALL_TIMEOUT``), and a place in traces and counts. A
     call that a rank cannot finish breaks the group, and so does a rank that dies between calls.
+
+    Attributes:
+        handles, names: handles and names of their actors.
+        master: address and port for the ranks' rendezvous.
     """
 
-    def __init__(self, core: Group) -> None:
-        self._core = core
-        self._with_deadline: deque[Call] = deque()
+    handles: list[Any]
+    names: list[str]
+    master: tuple[str, str]
+    _core: Group
+    _with_deadline: deque[Call] = field(default_factory=deque)
 
     def begin(self, method: str, ranks: int, stored: int) -> Call:
         """Begin a call of the first ``ranks`` ranks, with ``stored`` bytes in the object store.
@@ -117,24 +125,6 @@ class TrackedCalls:
             self._with_deadline.popleft()
         if call.deadline is not None:  # which is checked even if no caller waits for the call
             self._with_deadline.append(call)
-
-
-@dataclass(frozen=True)
-class StartedRanks:
-    """Ranks whose constructors have returned.
-
-    Attributes:
-        handles, names: handles and names of their actors.
-        master: address and port for the ranks' rendezvous.
-        release: function that frees the resources that the ranks hold besides their slots.
-        calls: tracker of their calls.
-    """
-
-    handles: list[Any]
-    names: list[str]
-    master: tuple[str, str]
-    release: Callable[[], None]
-    calls: TrackedCalls
 
 
 def start(
@@ -182,7 +172,7 @@ def start(
         return replace(request, methods=facades, names=tuple(actors), namespace=namespace, factory=runtime)
 
     launched = launch(core, pool, 0, name=name, amend_request=amend_request, amend=amend)
-    calls = _tracked(launched, core)
+    _await_constructors(launched, core)
     unpublish = _published(core, name, methods)
     extras, backend = core.extras, pool.backend_api  # not the core, which keeps the ranks alive
 
@@ -193,11 +183,13 @@ def start(
     handles = [endpoint.handle for endpoint in launched.endpoints]
     environment = launched.configs[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    return StartedRanks(handles, list(actors), master, release, calls)
+    started = StartedRanks(handles, list(actors), master, core)
+    weakref.finalize(started, release)
+    return started
 
 
-def _tracked(launched: Launched, core: Group) -> TrackedCalls:
-    """Wait for the constructors, track the calls of the group, and monitor its ranks between calls."""
+def _await_constructors(launched: Launched, core: Group) -> None:
+    """Wait for the constructors, and monitor the ranks between calls."""
     try:
         with constructors(core) as call:
             construct(call, core.enter(launched.endpoints), launched.results)
@@ -210,7 +202,6 @@ def _tracked(launched: Launched, core: Group) -> TrackedCalls:
     # An actor with verl's trainer is killed when its work is done, so its trace is written periodically.
     if ray.get_runtime_context().get_actor_id() is not None:
         keep_saved()
-    return TrackedCalls(core)
 
 
 def _published(core: Group, name: str, methods: Sequence[str]) -> Callable[[], None]:
