@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial, wraps
 from typing import Any
@@ -131,6 +131,15 @@ def _check_execute_mode(execute_mode: Any) -> None:
         raise CheckFailed(
             f"execute_mode must be a Execute. Got {execute_mode}; expected Execute.ALL or Execute.RANK_ZERO"
         )
+
+
+def registered_methods(cls: type) -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
+    """Yield name, function and modes of each registered method of a class."""
+    for name in dir(cls):
+        method = getattr(cls, name, None)
+        modes = getattr(method, MAGIC_ATTR, None)
+        if callable(method) and modes is not None:
+            yield name, method, modes
 
 
 def _materialize_futures(*args: Any, **kwargs: Any) -> Arguments:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.compat.verl.single_controller.base.decorator import (
-    MAGIC_ATTR,
     Dispatch,
     Execute,
     _check_dispatch_mode,
     get_predefined_dispatch_fn,
+    registered_methods,
 )
 from phalanx.errors import DeclarationError
 from phalanx.wire.value import checked_number
@@ -81,12 +81,8 @@ class WorkerGroup:
             CheckFailed: if a method's dispatch mode lacks a function.
             UnusableValue: if a method has the name of a property of groups.
         """
-        for name in dir(user_defined_cls):
-            attribute = getattr(user_defined_cls, name, None)
-            registered = getattr(attribute, MAGIC_ATTR, None)
-            if not callable(attribute) or registered is None:
-                continue
-            bound = self._bound(name, registered, func_generator)
+        for name, _, modes in registered_methods(user_defined_cls):
+            bound = self._bound(name, modes, func_generator)
             try:
                 setattr(self, name, bound)
             except AttributeError as error:

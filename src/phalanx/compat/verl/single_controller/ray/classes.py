@@ -7,7 +7,12 @@ from typing import Any
 
 import ray
 
-from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, CheckFailed, Dispatch
+from phalanx.compat.verl.single_controller.base.decorator import (
+    MAGIC_ATTR,
+    CheckFailed,
+    Dispatch,
+    registered_methods,
+)
 from phalanx.compat.verl.single_controller.base.worker import MegatronWorker, Worker
 from phalanx.compat.verl.single_controller.base.worker_group import ClassWithInitArgs, UnusableValue
 from phalanx.errors import DeclarationError
@@ -121,11 +126,7 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
         UnusableValue: if the name of a method for rollout clients is taken.
     """
     bound: dict[str, str] = {}
-    for name in dir(user_defined_cls):
-        method = getattr(user_defined_cls, name, None)
-        registered = getattr(method, MAGIC_ATTR, None)
-        if not callable(method) or registered is None:
-            continue
+    for name, method, registered in registered_methods(user_defined_cls):
         alias = f"{key}_{name}"
         setattr(cls, alias, _forward(key, name, alias, registered, inspect.iscoroutinefunction(method)))
         bound[name] = alias
