@@ -14,7 +14,7 @@ import pytest
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base import decorator as d
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
-from phalanx.compat.verl.single_controller.base.worker import DistGlobalInfo, DistRankInfo
+from phalanx.compat.verl.single_controller.base.worker import DistRankInfo
 from phalanx.errors import DispatchError
 
 TWO: Any = SimpleNamespace(world_size=2)  # a group
@@ -80,7 +80,6 @@ def test_megatron_dispatches_over_dp_and_collects_from_tp_zero_of_the_last_stage
         dp_size=2,
         pp_size=2,
         get_megatron_rank_info=lambda rank: ranks[rank],
-        get_megatron_global_info=lambda: DistGlobalInfo(2, 2, 2, 1),
     )
 
     [dealt], _ = d.dispatch_megatron_compute(group, ["a", "b"])

@@ -47,7 +47,6 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
         super().__init__(resource_pool=resource_pool, ray_cls_with_init=ray_cls_with_init, **kwargs)
         self._megatron_rank_info: list[DistRankInfo] = self.execute_all_sync("get_megatron_rank_info")
         sizes: DistGlobalInfo = self.execute_rank_zero_sync("get_megatron_global_info")
-        self._megatron_global_info = sizes
         self.tp_size, self.dp_size = sizes.tp_size, sizes.dp_size
         self.pp_size, self.cp_size = sizes.pp_size, sizes.cp_size
 
@@ -58,10 +57,6 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
                 f"rank {rank} of a group of {self.world_size}: expected 0 to {self.world_size - 1}"
             )
         return self._megatron_rank_info[rank]
-
-    def get_megatron_global_info(self) -> DistGlobalInfo:
-        """Return the sizes of the parallel state."""
-        return self._megatron_global_info
 
 
 class ParallelLlamaMLP(native.ParallelLlamaMLP):

@@ -136,7 +136,6 @@ def _master(group: Any, pool: native.ResourcePool) -> tuple[str, str] | None:
 def _amended(setup: native.RankConfig, group: Any, master: tuple[str, str] | None) -> native.RankConfig:
     """Return a rank's config with the variables of verl's workers, besides torch's own."""
     local = {
-        "RAY_LOCAL_RANK": str(setup.local_rank),
         "LOCAL_WORLD_SIZE": "1",  # each process sees its own device only
         "LOCAL_RANK": "0",
     }
