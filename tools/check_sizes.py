@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
-    "errors config": 280,
+    "errors config": 286,
     "topology": 715,
-    "wire": 1160,
+    "wire": 1154,
     "tracing display": 1365,
     "declare dispatch collect": 2519,
     "backends": 2132,

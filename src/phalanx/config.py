@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,18 +109,27 @@ def shown_ranks(given: Any) -> Shown:
     ranks: Any = given
     if isinstance(given, str):
         ranks = [int(part) if part.strip().isdecimal() else part for part in given.split(",")]
-    elif isinstance(given, int):
+    elif as_integer(given) is not None:
         ranks = [given]
     if not isinstance(ranks, Sequence) or not all(is_whole(rank, 0) for rank in ranks):
         raise DeclarationError(
             f"show_ranks={given!r}: expected 'all', 'merged', 'none', or ranks such as [0, 3] or '0,3'"
         )
-    return tuple(ranks)
+    return tuple(map(int, ranks))
 
 
-def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
-    """Return whether a value is a whole number, not a truth value, from ``least`` on."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def as_integer(value: Any) -> int | None:
+    """Return a Python or NumPy integer, or a tensor with a single integer, as an int; None for other values."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def is_whole(value: object, least: float = -math.inf) -> bool:
+    """Return whether :func:`as_integer` takes a value, and the number is at least ``least``."""
+    number = as_integer(value)
+    return number is not None and number >= least
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -103,7 +103,7 @@ def test_prompts_and_prefixes_can_be_any_sequence_of_integers(prefix: Any) -> No
     [
         (SamplingParams(max_tokens=9), (7, 8, 9)),
         (SamplingParams(max_tokens=4, ignore_eos=True), (7, 8, 9, 10)),
-        (SamplingParams(stop=(8,)), (7, 8)),
+        (SamplingParams(max_tokens=np.int64(9), stop=(np.int64(8),)), (7, 8)),
     ],
 )
 def test_an_answer_ends_with_its_end_token_or_stop_token(

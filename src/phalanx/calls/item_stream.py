@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import PendingStream, WaitOver, limit_after, raisable, seconds_until
+from phalanx.config import as_integer
 from phalanx.dispatch.plan import CallPlan
 from phalanx.display.text_format import first_of
 from phalanx.errors import DispatchError, PhalanxError
@@ -24,7 +25,7 @@ from phalanx.wire.codec import decoding
 from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import StreamEnd, full_name
 from phalanx.wire.unpack import received
-from phalanx.wire.value import Reduced, Value, as_integer
+from phalanx.wire.value import Reduced, Value
 
 Item = TypeVar("Item", covariant=True)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from phalanx.config import is_number, is_whole
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.errors import DeclarationError
+from phalanx.wire.value import checked_number
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 """Ends of an answer: stop token or text; ``max_tokens`` or context reached; aborted; the row cannot be served, or the
@@ -66,14 +67,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _checked_stops(self.stop))
-        positive, optional = "a whole number from 1", "a whole number from 0, or None"
+        for name, least in (("max_tokens", 1), ("n", 1), ("seed", 0), ("log_probs", 0)):
+            value = getattr(self, name)
+            if value is not None or least:
+                object.__setattr__(self, name, checked_number(f"SamplingParams: {name}", value, least))
         for name, valid, expected in (
-            ("max_tokens", is_whole(self.max_tokens, 1), positive),
             ("temperature", is_number(self.temperature) and self.temperature >= 0, "a number from 0"),
             ("top_p", is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, up to 1"),
-            ("n", is_whole(self.n, 1), positive),
-            ("seed", self.seed is None or is_whole(self.seed, 0), optional),
-            ("log_probs", self.log_probs is None or is_whole(self.log_probs, 0), optional),
         ):
             if not valid:
                 raise DeclarationError(f"SamplingParams({name}={getattr(self, name)!r}): expected {expected}")
@@ -250,9 +250,7 @@ class Endpoint:
 
 def end_tokens(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
     """Return the end tokens in ``eos_token_id`` of a generation configuration."""
-    if eos_token_id is None:
-        return frozenset()
-    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
+    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
 
 
 def load_tokenizer(tokenizer: Any) -> tuple[Encode | None, Decode | None]:
@@ -280,12 +278,12 @@ def check_folder(argument: str, folder: str | Path) -> None:
 
 def _checked_stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
-    is_several = isinstance(given, Iterable) and not isinstance(given, str)
-    for stop in () if given is None else given if is_several else [given]:
+    is_single = isinstance(given, str) or not isinstance(given, Iterable)
+    for stop in () if given is None else [given] if is_single else given:
         if (isinstance(stop, str) and stop) or is_whole(stop):
-            stops.append(stop)
+            stops.append(stop if isinstance(stop, str) else checked_number("stop", stop))
         elif isinstance(stop, Sequence) and stop and all(is_whole(token, 0) for token in stop):
-            stops.append(tuple(stop))
+            stops.append(tuple(map(int, stop)))
         else:
             raise DeclarationError(
                 f"SamplingParams(stop={given!r}): expected tokens, lists of tokens, or texts; an empty text would end "

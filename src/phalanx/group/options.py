@@ -54,6 +54,7 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
         DeclarationError: if an option has a wrong type or value, or a mesh does not fit the group's size.
     """
     values = {key: value for key, value in given.items() if value is not None}
+    values |= {key: int(value) for key, value in values.items() if is_whole(value)}  # Ray refuses numpy's
     values.setdefault("start_timeout", settings().start_timeout)
     if settings().call_timeout is not None:
         values.setdefault("call_timeout", settings().call_timeout)
@@ -75,11 +76,7 @@ def _is_positive(value: Any) -> bool:
 #: Options of groups and policies, each with a check of its value, and the expected value as text.
 _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("start_timeout", "call_timeout", "stall_report_after"), _is_positive, "seconds as a positive number"),
-    (
-        ("num_cpus", "memory"),
-        lambda value: is_number(value) and value >= 0,
-        "a number, 0 or more (memory in bytes)",
-    ),
+    (("num_cpus", "memory"), lambda value: is_number(value) and value >= 0, "0 or more (memory in bytes)"),
     (("max_concurrency",), lambda value: is_whole(value, 1), "a whole number from 1"),
     (
         ("name",),
@@ -123,14 +120,7 @@ def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
         raise DeclarationError(
             f"WorkerGroup(mesh={given!r}): expected px.Mesh(dp=..., tp=...), or a dict of name to px.Mesh"
         )
-    resolved = {str(name): mesh.resolve(world_size) for name, mesh in named.items()}
-    for name, mesh in resolved.items():
-        if mesh.world_size != world_size:
-            raise DeclarationError(
-                f"mesh {name!r} {mesh!r} is over {mesh.world_size} ranks, the group has {world_size}; let one axis be "
-                "-1 for the rest"
-            )
-    return resolved
+    return {str(name): mesh.resolve(world_size) for name, mesh in named.items()}
 
 
 class _Policy:

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from phalanx.config import is_whole
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import SlotReservation, Tenant, books, check_options, resource_of
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import Slot, SlotInfo, SlotView, checked_shape, order_ranks, slots_of
-from phalanx.wire.value import Reduced, as_integer, checked_number
+from phalanx.wire.value import Reduced, checked_number
 
 
 class ResourcePool:
@@ -292,7 +293,7 @@ class ResourcePool:
             DeclarationError: if this is a view, or a detached pool.
         """
         self._check_own("grow")
-        blocks = [process_on_nodes] if as_integer(process_on_nodes) is not None else process_on_nodes
+        blocks = [process_on_nodes] if is_whole(process_on_nodes) else process_on_nodes
         shape, first, number = checked_shape(blocks), self.holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
         added = first.reserve(name, shape, timeout)

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from operator import index
 from typing import Any
 
+from phalanx.config import is_whole
 from phalanx.errors import DeclarationError, DispatchError
 
 DP: tuple[str, ...] = ("dp",)
@@ -226,7 +227,7 @@ class Mesh:
     def _check_coordinates(self, verb: str, coordinates: Mapping[str, int]) -> None:
         for name, at in coordinates.items():
             size = self.size(name)
-            if not hasattr(at, "__index__") or not 0 <= at < size:
+            if not is_whole(at, 0) or at >= size:
                 lacking = "" if name in self.axes else " (the mesh has no such axis)"
                 raise DispatchError(
                     f"{self!r}.{verb}({axes_text(coordinates)}): {name}={at!r}; expected an integer "
@@ -249,7 +250,7 @@ def _checked_axes(axes: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 def _axis_size(name: object, size: Any) -> int:
     if not isinstance(name, str) or not name.isidentifier():
         raise DeclarationError(f"mesh axis {name!r}: expected a name that is an identifier, such as 'dp'")
-    if isinstance(size, bool) or not hasattr(size, "__index__") or (index(size) < 1 and index(size) != _REST):
+    if not is_whole(size, _REST) or size == 0:
         raise DeclarationError(
             f"mesh axis {name}={size!r}: expected a whole number from 1, or -1 for 'the rest'; leave the "
             "axis out where there is none"
@@ -258,7 +259,7 @@ def _axis_size(name: object, size: Any) -> int:
 
 
 def _coordinate(rank: int, axis: str, at: Any) -> int:
-    if isinstance(at, bool) or not hasattr(at, "__index__") or index(at) < 0:
+    if not is_whole(at, 0):
         raise DeclarationError(f"rank {rank} reports {axis}={at!r}; expected a whole number from 0")
     return index(at)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from phalanx.config import is_whole
+from phalanx.config import as_integer, is_whole
 from phalanx.errors import DeclarationError
 
 
@@ -109,7 +109,7 @@ class SlotView:
         """
         if isinstance(key, slice):
             return SlotView(self._sliced(key))
-        if isinstance(key, bool) or not hasattr(key, "__index__"):
+        if not is_whole(key):
             raise DeclarationError(
                 f"pool[{key!r}]: expected a slot's number or a slice, such as pool[0] or pool[0:4]"
             )
@@ -123,7 +123,7 @@ class SlotView:
     def _sliced(self, key: slice) -> tuple[Slot, ...]:
         bounds = (key.start, key.stop, key.step)
         text = ":".join("" if b is None else str(b) for b in (bounds if key.step is not None else bounds[:2]))
-        if key.step == 0 or any(b is not None and not hasattr(b, "__index__") for b in bounds):
+        if key.step == 0 or any(b is not None and not is_whole(b) for b in bounds):
             raise DeclarationError(f"pool[{text}]: expected whole numbers and a step other than 0")
         if not self.slots[key]:
             raise DeclarationError(
@@ -172,22 +172,22 @@ def checked_shape(given: Any) -> tuple[int, ...]:
     if not counts:
         raise DeclarationError(f"process_on_nodes={given!r} has no blocks; {advice}")
     for count in counts:
-        if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < 1:
+        if not is_whole(count, 1):
             raise DeclarationError(
                 f"process_on_nodes={given!r}: {count!r} is not a positive whole number; {advice}"
             )
-    return tuple(int(count) for count in counts)
+    return tuple(map(int, counts))
 
 
 def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
-    if is_whole(sizes):
-        if sizes < 1 or world_size % sizes:
+    if (size := as_integer(sizes)) is not None:
+        if size < 1 or world_size % size:
             divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise DeclarationError(
-                f"split({sizes}): parts of {sizes} slots do not divide a pool of world size {world_size}; "
+                f"split({size}): parts of {size} slots do not divide a pool of world size {world_size}; "
                 f"give one of {divisors}, or a list of sizes that adds up to {world_size}"
             )
-        return (sizes,) * (world_size // sizes)
+        return (size,) * (world_size // size)
     counts = tuple(sizes) if isinstance(sizes, list | tuple) else ()
     if not counts or not all(is_whole(n, 1) for n in counts):
         raise DeclarationError(
@@ -199,4 +199,4 @@ def _part_sizes(sizes: int | Sequence[int], world_size: int) -> tuple[int, ...]:
             f"split({list(counts)}): the sizes add up to {sum(counts)}, but the pool's world size is "
             f"{world_size}; every slot belongs to exactly one part"
         )
-    return counts
+    return tuple(map(int, counts))

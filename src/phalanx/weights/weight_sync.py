@@ -18,6 +18,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture, gather
 from phalanx.channels.staleness import StalenessManager
+from phalanx.config import as_integer
 from phalanx.display.tables import Table
 from phalanx.errors import (
     CallCancelled,
@@ -45,7 +46,7 @@ from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Weights, WeightsVersion
 from phalanx.wire.messages import WeightsKey
-from phalanx.wire.value import Reduced, as_integer, checked_timeout
+from phalanx.wire.value import Reduced, checked_timeout
 
 _TIMEOUT_S = 600.0
 _GRACE_S = 5.0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import sys
 import threading
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from phalanx.config import is_number
+from phalanx.config import as_integer, is_number
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 
 Value: TypeAlias = Any
@@ -20,14 +19,6 @@ Dims: TypeAlias = tuple[int, ...]
 
 Reduced: TypeAlias = str | tuple[Any, ...]
 """Result of ``__reduce__``, from which pickle recreates an object."""
-
-
-def as_integer(value: Any) -> int | None:
-    """Return a Python or NumPy integer, or a tensor with a single integer, as an int; None for other values."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def checked_number(
