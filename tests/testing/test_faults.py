@@ -56,7 +56,7 @@ def test_a_slow_rank_delays_the_chosen_call_once(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(faults, "time", SimpleNamespace(sleep=slept.append))
-    faults.slow(group, 2, 0.1, method="add", on_call=2)
+    faults.slow(group[1:], 2, 0.1, method="add", on_call=2)
     found = [(group.add(0), len(slept)) for _ in range(3)]
 
     assert found == [([0, 1, 2], 0), ([0, 1, 2], 1), ([0, 1, 2], 1)]

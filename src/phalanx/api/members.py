@@ -7,7 +7,6 @@ from typing import Literal, overload
 
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.config import is_whole
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.group.epoch import Snapshot
 from phalanx.group.group import Group
@@ -127,7 +126,9 @@ def replace_ranks(
             group is broken, and ``restart()`` recreates all ranks.
     """
     core = _core_of(group, "px.replace_ranks")
-    named = _checked(core, ranks)
+    chosen_ranks = group._selection.chosen_ranks  # pyright: ignore[reportPrivateUsage]
+    is_none = isinstance(ranks, Sequence) and not ranks
+    named = () if is_none else chosen_ranks("replace_ranks", ranks, DeclarationError)
     if state not in ("snapshot", "peer", "none"):
         raise DeclarationError(f"px.replace_ranks(state={state!r}): expected 'snapshot', 'peer' or 'none'")
     with core.changing:
@@ -153,23 +154,9 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
     core = group.core
-    if core.backend.immediate or not core.owner:  # the preemption monitor does not watch these groups
+    if core.backend.immediate or not core.owner:  # the background thread does not watch these groups
         look_once(core)
     return core.notices.take()
-
-
-def _checked(core: Group, ranks: int | Sequence[int]) -> list[int]:
-    given = [ranks] if isinstance(ranks, int) else ranks
-    try:
-        named = sorted(set(given))  # type: ignore[arg-type]
-        fits = all(is_whole(rank, 0) and rank < core.world_size for rank in named)
-    except TypeError:
-        fits, named = False, []
-    if not fits:
-        raise DeclarationError(
-            f"px.replace_ranks({core.name}, {ranks!r}): expected ranks from 0 to {core.world_size - 1}"
-        )
-    return named
 
 
 def _cores_of(groups: Sequence[object], verb: str) -> list[Group]:

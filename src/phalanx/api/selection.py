@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phalanx.calls.in_flight import loads
-from phalanx.config import is_whole
+from phalanx.collect.message import rank_list
+from phalanx.config import as_integer, is_whole
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
 from phalanx.dispatch.plan import CallPlan, Materialize, Target, result_of
-from phalanx.errors import DispatchError, StaleEpoch
+from phalanx.errors import DispatchError, PhalanxError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.members.meshes import mesh_of
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
+from phalanx.wire.value import Value
 
 Which = Literal["all", "one", "any", "process"]
 
@@ -78,9 +80,7 @@ class Selection:
         count = len(self.ranks)
         if isinstance(key, slice):
             if not self.ranks[key]:
-                raise DispatchError(
-                    f"{self.name}[{key.start}:{key.stop}] is empty; the group has {count} ranks"
-                )
+                raise DispatchError(f"{self.name}[{key!r}] is empty; the group has {count} ranks")
             return replace(self, fixed=self.ranks[key], which="all")
         if not is_whole(key) or not -count <= key < count:
             raise DispatchError(
@@ -197,17 +197,19 @@ class Selection:
         sets = [ranks for ranks in rank_sets(spec, self) if living.issuperset(ranks)]
         return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets}
 
-    def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the given ranks without duplicates; None: the first rank of the selection.
+    def chosen_ranks(
+        self, verb: str, given: Value, error: type[PhalanxError] = DispatchError
+    ) -> tuple[int, ...]:
+        """Return the given rank, or the ranks without duplicates; None: the first rank of the selection.
 
         Raises:
-            DispatchError: if a rank is not in the selection, or no rank is given.
+            PhalanxError: ``error``, if a rank is not in the selection, or no rank is given.
         """
-        if ranks is None:
+        if given is None:
             return self.ranks[:1]
-        wrong = [rank for rank in ranks if isinstance(rank, bool) or rank not in self.ranks]
-        if wrong or not len(ranks):
-            raise DispatchError(
-                f"{self.name}.{verb}: ranks {list(ranks)}; expected some of {list(self.ranks)}"
-            )
-        return tuple(dict.fromkeys(ranks))
+        listed = given if isinstance(given, Iterable) and as_integer(given) is None else [given]
+        named = set(map(as_integer, listed))
+        ranks = tuple(rank for rank in self.ranks if rank in named)
+        if not ranks or len(ranks) < len(named):
+            raise error(f"{self.name}.{verb}: ranks {given!r}; expected {rank_list(self.ranks)}")
+        return ranks

@@ -27,8 +27,8 @@ class InjectedFault(RuntimeError):
 
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
     """End the process of a rank by a signal (SIGKILL, SIGTERM, SIGABRT, SIGSEGV, ...)."""
-    chosen = group._selection.chosen_ranks("kill", [rank])  # pyright: ignore[reportPrivateUsage]
-    group.core.backend.signal([group.core.endpoints[rank] for rank in chosen], signum)
+    (chosen,) = _view_of(group, rank).ranks
+    group.core.backend.signal([group.core.endpoints[chosen]], signum)
 
 
 def stop(group: GroupView, rank: int) -> None:
@@ -46,12 +46,17 @@ def raises(
 ) -> None:
     """Make a method raise ``error`` on a rank, once, at its ``on_call``-th call from now."""
     raised = error if error is not None else InjectedFault(f"injected into rank {rank}")
-    group[rank].run(_patch, method, on_call, raised, 0.0)
+    _view_of(group, rank).run(_patch, method, on_call, raised, 0.0)
 
 
 def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: int = 1) -> None:
     """Make a method take ``seconds`` longer on a rank, once, at its ``on_call``-th call from now."""
-    group[rank].run(_patch, method, on_call, None, seconds)
+    _view_of(group, rank).run(_patch, method, on_call, None, seconds)
+
+
+def _view_of(group: GroupView, rank: int) -> GroupView:
+    (chosen,) = group._selection.chosen_ranks("faults", rank)  # pyright: ignore[reportPrivateUsage]
+    return group[group.ranks.index(chosen)]
 
 
 def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
