@@ -94,9 +94,10 @@ def test_sticky_routing_follows_a_resize_and_a_restart_keeps_the_number_of_engin
     eight: px.ResourcePool, tp: int
 ) -> None:
     group = px.WorkerGroup(eight[: 4 * tp], Engine, mesh=px.Mesh(dp=-1, tp=tp))
-    before = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+    methods = {key: px.engines.sticky(group, key).answer for key in "abcd"}
+    before = {key: answer(1)[0] for key, answer in methods.items()}
     px.resize(group, 2)
-    after = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
+    after = {key: answer(1)[0] for key, answer in methods.items()}
 
     assert sorted(before.values()) == [0, 1, 2, 3]
     assert set(after.values()) <= {0, 1}

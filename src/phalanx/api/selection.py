@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,12 +31,16 @@ class Selection:
     ``which``: a call goes to "all" ranks; to the "one" selected rank; to "any" rank, the least busy; or to the selected
     "process", never with peers. With "one" and "any", a method with a mesh mode runs on all ranks of the dp coordinate.
     Except for "all", the output of the rank is the value of the call.
+
+    ``pin(loads, processes)`` chooses the rank in place of the least busy rank, given the calls in flight on each living
+    rank (or dp coordinate, by its first rank) and the processes by rank.
     """
 
     core: Group
     fixed: tuple[int, ...] | None = None
     role: str = ""
     which: Which = "all"
+    pin: Callable[[Mapping[int, int], Sequence[object]], int] | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -188,14 +192,15 @@ class Selection:
                 "coordinate; call group.any of the group itself, or of a slice with all ranks of a coordinate"
             )
         busy = loads(self.core)
-        return min(whole, key=lambda ranks: sum(busy[rank] for rank in ranks))  # the first of equal ones
-
-    def loads(self, spec: MethodSpec) -> dict[int, int]:
-        """Return the calls in flight on each selected rank (or dp coordinate) that is alive, by its first rank."""
-        core, busy = self.core, loads(self.core)
-        living = frozenset(self.ranks).difference(core.epoch.dead(core.backend))
-        sets = [ranks for ranks in rank_sets(spec, self) if living.issuperset(ranks)]
-        return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets}
+        load = {ranks: sum(busy[rank] for rank in ranks) for ranks in whole}
+        if self.pin is not None:
+            epoch = self.core.epoch
+            living = frozenset(range(len(epoch.endpoints))).difference(epoch.dead(self.core.backend))
+            alive = {ranks[0]: calls for ranks, calls in load.items() if living.issuperset(ranks)}
+            if alive:  # else the call recovers the group, or raises its error
+                first = self.pin(alive, epoch.endpoints)
+                return next(ranks for ranks in whole if ranks[0] == first)
+        return min(whole, key=load.__getitem__)  # the first of equal ones
 
     def chosen_ranks(
         self, verb: str, given: Value, error: type[PhalanxError] = DispatchError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
-from phalanx.api.methods import BoundMethod
-from phalanx.api.view import GroupView
+from phalanx.api.view import GroupView, RankView
 from phalanx.errors import DeclarationError
 
 _MARGIN = 2.0
@@ -49,35 +49,8 @@ class Pins:
         return process
 
 
-class Sticky:
-    """A group for a single key: each lookup of a method returns the method of the key's rank."""
-
-    def __init__(self, group: GroupView, key: Hashable, pins: Pins) -> None:
-        self._group = group
-        self._key = key
-        self._pins = pins
-
-    def __getattr__(self, name: str) -> BoundMethod[..., Any, Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        group = self._group
-        spec = group.methods.get(name)
-        if spec is None:
-            return getattr(group, name)  # raises an error that lists the existing methods
-        processes = group.core.epoch.endpoints
-        found = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
-        loads = {rank: load for rank, load in found.items() if rank < len(processes)}
-        if not loads:  # the call recovers the group, or raises its error
-            return getattr(group.any, name)
-        rank = self._pins.rank_of(self._key, loads, processes)
-        return getattr(group[group.ranks.index(rank)], name)
-
-    def __repr__(self) -> str:
-        return f"<{self._group.name} for {self._key!r}>"
-
-
-def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Sticky:
-    """Return a handle that sends the calls of a conversation to a fixed rank: ``sticky(group, key).generate(prompt)``.
+def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> RankView:
+    """Return a view that sends the calls of a conversation to a fixed rank: ``sticky(group, key).generate(prompt)``.
 
     The first call goes to the least busy rank, and later calls to the same rank. The key moves to the least busy rank
     if its own rank has over ``margin`` more calls in flight, or if the process of its rank died or was replaced. For a
@@ -93,4 +66,6 @@ def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Stick
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")
-    return Sticky(group, key, group.core.pins.setdefault((group.role, margin), Pins(margin)))
+    pins = group.core.pins.setdefault((group.role, margin), Pins(margin))
+    selection = group._selection  # pyright: ignore[reportPrivateUsage]
+    return RankView(replace(selection, which="any", pin=partial(pins.rank_of, key)))

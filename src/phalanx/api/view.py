@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from phalanx.api.methods import BoundMethod, StreamingMethod
-from phalanx.api.selection import Selection, Which
+from phalanx.api.selection import Selection
 from phalanx.calls.future import CallFuture
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Dispatch, Execute
@@ -275,7 +275,7 @@ class GroupView:
 
     def __reduce__(self) -> tuple[Any, ...]:
         chosen = self._selection
-        return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which)
+        return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which, chosen.pin)
 
 
 class RankView(GroupView):
@@ -357,6 +357,6 @@ def unpack(portable: PortableGroup) -> Group:
     return core
 
 
-def _rebuild(portable: PortableGroup, ranks: tuple[int, ...] | None, role: str, which: Which) -> GroupView:
-    chosen = Selection(unpack(portable), ranks, role, which)
-    return GroupView(chosen) if which == "all" else RankView(chosen)
+def _rebuild(portable: PortableGroup, *chosen: Any) -> GroupView:
+    selection = Selection(unpack(portable), *chosen)
+    return GroupView(selection) if selection.which == "all" else RankView(selection)
