@@ -14,8 +14,8 @@ from phalanx.topology.placement import (
     NodeCapacity,
     PlacementTable,
     bundle_resources,
-    check_feasible,
     fits,
+    fits_on,
     share,
 )
 
@@ -78,10 +78,9 @@ def test_blocks_whose_sizes_divide_each_other_are_accepted_exactly_if_they_fit(
         ),
     ],
 )
-def test_feasibility_is_checked_for_total_and_for_free_resources(
-    nodes, blocks, slot, expected: tuple[bool, bool]
-):
-    assert check_feasible(nodes, blocks, slot) == expected
+def test_feasibility_is_checked_for_total_and_for_free_resources(nodes, blocks, slot, expected):
+    total, free = [node.total for node in nodes], [node.available for node in nodes]
+    assert (fits_on(total, blocks, slot), fits_on(free, blocks, slot)) == expected
 
 
 @given(st.integers(1, 10_000), st.sampled_from([0.01, 1.0, 3.0]))

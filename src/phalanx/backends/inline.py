@@ -44,7 +44,7 @@ from phalanx.backends.backend_types import (
 from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import THREADS, variables_set
-from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, check_feasible
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, fits_on
 from phalanx.topology.slots import Slot, SlotInfo
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
@@ -200,14 +200,14 @@ class InlineBackend(Backend):
         # CPU and memory are not counted: ranks run one after another in a single process.
         counted = {key: amount for key, amount in request.bundle.items() if key not in ("CPU", "memory")}
         with self._books:
-            checked = check_feasible(self.nodes(), request.blocks, counted)
-            if not checked.fits_now:
+            nodes = self.nodes()
+            if not fits_on((node.available for node in nodes), request.blocks, counted):
                 verdict = (
                     "does not fit next to the current reservations"
-                    if checked.fits_total
+                    if fits_on((node.total for node in nodes), request.blocks, counted)
                     else "can never be placed"
                 )
-                table = PlacementTable(self.nodes(), request.blocks, counted, self.holders())
+                table = PlacementTable(nodes, request.blocks, counted, self.holders())
                 raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
             taken = {i for _, block in self._held.values() for ids in block for i in ids}
             free = (str(index) for index in itertools.count() if str(index) not in taken)

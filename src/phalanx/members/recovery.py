@@ -21,7 +21,7 @@ from phalanx.group.preemption_notices import look_once
 from phalanx.members.processes import restart
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks, settle
 from phalanx.members.snapshots import in_one_order, take_together
-from phalanx.topology.placement import check_feasible
+from phalanx.topology.placement import fits_on
 from phalanx.worker import handlers
 
 _AGAIN_AFTER_S = 1.0
@@ -173,12 +173,12 @@ def _has_room_elsewhere(core: Group) -> bool:
     going = {node.node_id for node in backend.draining_nodes()}
     nodes = zip(ground.slots, ground.nodes_of(ground.slots), strict=True)
     lost = {(slot.pool, slot.block) for slot, node in nodes if node in going}
-    others = [node for node in backend.nodes() if node.node_id not in going]
+    others = [node.available for node in backend.nodes() if node.node_id not in going]
     extras = core.options.extras()
     for name, held in ground.holdings.items():
         sizes = [held.blocks[block] for of, block in lost if of == name]  # complete blocks move
         each = Counter(held.bundle) + Counter(extras)
-        if not check_feasible(others, sizes, each).fits_now:
+        if not fits_on(others, sizes, each):
             return False
     return True
 

@@ -39,11 +39,16 @@ def balanced_partition(
     Raises:
         DispatchError: if a length is not a finite number of at least 0.
     """
-    rows = _checked_lengths(lengths)
-    groups = [(math.fsum(rows[i : i + group_size]), i // group_size) for i in range(0, len(rows), group_size)]
+    for row, length in enumerate(lengths):
+        if not is_number(length) or not 0 <= length < math.inf:
+            raise DispatchError(
+                f"the length of row {row} is {length!r:.80}; expected one finite number from 0 for each row"
+            )
+    count = len(lengths)
+    groups = [(math.fsum(lengths[i : i + group_size]), i // group_size) for i in range(0, count, group_size)]
     groups.sort(key=lambda item: (-item[0], item[1]))
     found = _even_counts(groups, parts) if equal_counts else _any_counts(groups, parts)
-    members = sorted((sorted(part) for part in found), key=lambda part: part[0] if part else len(rows))
+    members = sorted((sorted(part) for part in found), key=lambda part: part[0] if part else count)
     return [[g * group_size + i for g in part for i in range(group_size)] for part in members]
 
 
@@ -130,13 +135,3 @@ def _leaves(tree: Any) -> Iterable[int]:
 def _largest(found: Partition, groups: Groups) -> float:
     length_of = {group: length for length, group in groups}
     return max(math.fsum(length_of[group] for group in part) for part in found)
-
-
-def _checked_lengths(lengths: Any) -> list[float]:
-    given: list[Any] = lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
-    for row, length in enumerate(given):
-        if not is_number(length) or not 0 <= length < math.inf:
-            raise DispatchError(
-                f"the length of row {row} is {length!r:.80}; expected one finite number from 0 for each row"
-            )
-    return given

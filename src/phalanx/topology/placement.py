@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.environment import resource_names
@@ -41,26 +41,12 @@ class Holder:
     resources: Resources
 
 
-class Feasibility(NamedTuple):
-    """Result of a placement check.
+def fits_on(amounts: Iterable[Resources], blocks: Sequence[int], resources: Resources) -> bool:
+    """Return whether blocks of slots fit on nodes with these ``amounts``; see :func:`fits`.
 
-    ``fits_total``: the blocks fit on the nodes without other reservations; False means never. ``fits_now``: they fit
-    next to the current reservations. Blocks of uneven sizes, such as 7 and 5, may count as fitting although they
-    cannot be spread over the nodes.
+    ``blocks[i]`` slots are on a single node, each slot with ``resources``.
     """
-
-    fits_total: bool
-    fits_now: bool
-
-
-def check_feasible(nodes: Sequence[NodeCapacity], blocks: Sequence[int], resources: Resources) -> Feasibility:
-    """Return whether blocks of slots fit: ``blocks[i]`` slots on a single node, each slot with ``resources``.
-
-    Blocks may share a node.
-    """
-    total = fits(blocks, [capacity(node.total, resources) for node in nodes])
-    now = fits(blocks, [capacity(node.available, resources) for node in nodes])
-    return Feasibility(total, now)
+    return fits(blocks, [capacity(of_node, resources) for of_node in amounts])
 
 
 def capacity(amounts: Resources, resources: Resources) -> int:
@@ -149,10 +135,9 @@ class PlacementTable:
         ]
         if missing:
             return [self._missing(name) for name in missing]
-        fits = check_feasible(self.nodes, self.blocks, self.resources)
-        if not fits.fits_total:
+        if not fits_on((node.total for node in self.nodes), self.blocks, self.resources):
             return self._never()
-        if not fits.fits_now:
+        if not fits_on((node.available for node in self.nodes), self.blocks, self.resources):
             return self._busy()
         return ["enough slots are free now: try again, or use smaller blocks, which are easier to spread"]
 

@@ -25,7 +25,7 @@ from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.display.text_format import first_of
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, check_feasible
+from phalanx.topology.placement import Holder, NodeCapacity, PlacementTable, Resources, fits_on
 from phalanx.topology.slots import Slot
 
 NODE_LABEL = "ray.io/node-id"
@@ -145,8 +145,8 @@ def _usable(on_nodes: Sequence[str] = ()) -> list[NodeCapacity]:
 
 def _can_fit(request: ReserveRequest) -> bool:
     """Return whether the request may fit if the nodes were free, or the cluster can still grow."""
-    nodes = _usable(request.on_nodes)
-    return check_feasible(nodes, request.blocks, request.bundle).fits_total or _autoscales()
+    totals = [node.total for node in _usable(request.on_nodes)]
+    return fits_on(totals, request.blocks, request.bundle) or _autoscales()
 
 
 def _autoscales(group: PlacementGroup | None = None) -> bool:
