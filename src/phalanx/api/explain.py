@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
+from phalanx.collect.message import rank_list
 from phalanx.declare.dispatch_modes import Execute, Mode
 from phalanx.declare.register import MethodSpec
 from phalanx.display.tables import Table
-from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
+from phalanx.topology.placement import amount_text, amounts_text
 from phalanx.wire.value import Value
 
 _METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
@@ -35,7 +36,7 @@ def explain(subject: Value) -> Table:
         return subject.explain()
     if isinstance(subject, GroupView):
         role = f"role {subject.role} of " if subject.role else ""
-        title = f"{role}group {subject.core.name}, ranks {_span(subject.ranks)}"
+        title = f"{role}group {subject.core.name}, {rank_list(subject.ranks)}"
         return _methods_table(title, subject._selection.which, subject.methods)  # pyright: ignore
     if isinstance(subject, BoundMethod):
         spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
@@ -106,11 +107,6 @@ def _options(spec: MethodSpec) -> list[str]:
     return found
 
 
-def _span(ranks: Sequence[int]) -> str:
-    consecutive = len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-    return f"{ranks[0]} to {ranks[-1]}" if consecutive else ", ".join(map(str, ranks)) or "none"
-
-
 def status(backend: str | None = None) -> Table:
     """Return a table of the cluster's nodes: total and free resources, and the holders of resources.
 
@@ -120,12 +116,12 @@ def status(backend: str | None = None) -> Table:
     rows: list[tuple[Any, ...]] = []
     held_by_node: dict[str, list[str]] = {}
     for holder in other_backend.holders():
-        amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
-        held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
+        held = f"{holder.name} ({amounts_text(holder.resources)})"
+        held_by_node.setdefault(holder.node_id, []).append(held)
     for node in other_backend.nodes():
         holders = "; ".join(held_by_node.get(node.node_id, ()))
         for name in sorted(name for name in node.total if not name.startswith("accelerator_type:")):
-            free, total = _amount(name, node.available.get(name, 0.0)), _amount(name, node.total[name])
+            free, total = (amount_text(name, of.get(name, 0.0)) for of in (node.available, node.total))
             rows.append((node.host, node.node_id[:8], name, free, total, holders))
             holders = ""  # only on the first row of a node
     notes = [_pool_line(pool) for pool in session.pools()] or ["no pools in this process"]
@@ -139,10 +135,6 @@ def status(backend: str | None = None) -> Table:
         tuple(rows),
         tuple(notes),
     )
-
-
-def _amount(name: str, amount: float) -> str:
-    return size(amount) if "memory" in name else f"{amount:g}"
 
 
 def _pool_line(pool: Any) -> str:
