@@ -25,7 +25,7 @@ from phalanx.tracing import files
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.files import DRIVER_PID, chrome_events, entries, load, write
-from phalanx.tracing.html import resampled, to_html
+from phalanx.tracing.html import line_chart, resampled, to_html
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
 
@@ -109,18 +109,12 @@ def test_a_group_may_be_named_spans() -> None:
 
 
 def test_the_report_loads_no_external_resources_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
-    odd = {
-        "nan": [float("nan")],
-        "empty": [],
-        "one": [2.0],
-        "flat": [0.0, 0.0],
-        "inf": [1.0, float("inf"), 2.0],
-        "huge": [1e308, -1e308],
-        "tiny": [5e-324],
-    }
+    odd = {"nan": [float("nan")], "empty": [], "one": [2.0], "flat": [0.0, 0.0], "huge": [1e308, -1e308]}
+    odd |= {"inf": [1.0, float("inf"), 2.0], "tiny": [5e-324]}
     text = write(TRACE, tmp_path / "run.html", odd).read_text()
 
     assert text.count("<polyline") == 8
+    assert re.findall(r'text-anchor="\w+">(\d)</text>', line_chart("one", {"": [2.0]}))[-2:] == ["1", "2"]
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
     assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
 

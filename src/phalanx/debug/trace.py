@@ -47,6 +47,7 @@ class Tracer:
     def __init__(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> None:
         self._path = None if path is None else Path(os.path.abspath(path))
         self._title = title
+        self._pid = os.getpid()
         self._calls: CallTracer | None = None
         self._began = self._before = 0
         self._is_over = False
@@ -335,13 +336,13 @@ def from_environment() -> None:
     with _traces.lock:
         if _traces.whole_run is None:
             _traces.whole_run = Tracer(path).start()
-            atexit.register(save_environment_trace, os.getpid())
+            atexit.register(save_environment_trace)
 
 
-def save_environment_trace(pid: int | None = None) -> None:
-    """Write the current trace of ``PHALANX_TRACE``, which stays on; not in a process other than ``pid``."""
+def save_environment_trace() -> None:
+    """Write the current trace of ``PHALANX_TRACE``, which stays on; not in a forked process."""
     tracer = _traces.whole_run
-    if tracer is None or tracer._path is None or (pid is not None and pid != os.getpid()):
+    if tracer is None or tracer._path is None or tracer._pid != os.getpid():
         return
     try:
         tracer.save(tracer._path)

@@ -221,7 +221,7 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
     if seconds:
         ticks = [(last * at / seconds, _label(at)) for at in _marks(0.0, seconds, 5) if at <= seconds]
     else:
-        ticks = [(place, str(place + 1)) for place in (round(last * tick / 5) for tick in range(6))]
+        ticks = [(place, str(place + 1)) for place in sorted({round(last * tick / 5) for tick in range(6)})]
     for place, label in ticks:
         anchor = "end" if place > 0.97 * last else "middle"
         parts.append(f'<text x="{x(place):.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{label}</text>')
