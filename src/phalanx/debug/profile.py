@@ -179,7 +179,12 @@ def start_profile(
     where = Path(tempfile.mkdtemp(prefix="phalanx-profile-") if folder is None else folder)
     order = ProfileOrder(calls, selection.role, tool, options)
     where.mkdir(parents=True, exist_ok=True)
-    return Profile(selection, chosen, where.absolute(), order)
+    try:
+        return Profile(selection, chosen, where.absolute(), order)
+    except BaseException:
+        if folder is None:
+            where.rmdir()
+        raise
 
 
 def _check_refusals(group: str, armed: Call) -> None:
