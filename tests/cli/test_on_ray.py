@@ -140,7 +140,7 @@ def test_top_is_live_on_a_terminal_until_q(address: str, group: Any) -> None:
         shown = b""
         while b"ready" not in shown:
             shown += os.read(ours, 65536)
-        os.write(ours, b"q")
+        os.write(ours, b"\x1b[Aq")  # an arrow key before
         with contextlib.suppress(OSError):  # the terminal closes with the command
             while os.read(ours, 65536):
                 pass

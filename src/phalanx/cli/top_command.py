@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import sys
 import termios
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from phalanx.backends.ray.cluster import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
+_STDIN = 0
 _LINES_PER_GROUP = 6
 #: Columns of the table of channels, which are fields of a channel, and the titles of some.
 _CHANNEL_VALUES = (
@@ -164,7 +166,7 @@ def _counted(ranks: int, which: str = "") -> str:
 
 def _show_live(look: Callable[[], dict[str, Any]], every: float) -> None:
     console = Console()
-    terminals = [sys.stdin] if sys.stdin.isatty() else []
+    terminals = [_STDIN] if os.isatty(_STDIN) else []
 
     def view() -> Any:
         seen = look()
@@ -176,5 +178,6 @@ def _show_live(look: Callable[[], dict[str, Any]], every: float) -> None:
             stack.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
             tty.setcbreak(terminal)
         live = stack.enter_context(Live(view(), console=console, screen=True, auto_refresh=False))
-        while not select.select(terminals, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
+        # Not by sys.stdin, in whose buffer select() does not see the rest of an arrow key. No bytes: it is closed.
+        while not select.select(terminals, [], [], every)[0] or b"q" not in (os.read(_STDIN, 1024) or b"q"):
             live.update(view(), refresh=True)
