@@ -36,7 +36,8 @@ from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
-"""(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", each counted from 0."""
+"""(operation, number) -> event; the operation is "reserve" (of lost blocks, again), "spawn", "setup" or "call", each
+counted from 0."""
 
 _FOREVER = float("inf")
 _SLOW_S = 3.0
