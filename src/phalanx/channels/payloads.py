@@ -28,7 +28,6 @@ from phalanx.worker.exit_hooks import ExitHooks, current_closers
 _CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
 _LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
 _LOOKS_EVERY_S = 0.05
-_TO_LEAVE = "channels to leave"
 _numbers = itertools.count()
 
 Lengths = str | Callable[[Any], Any]
@@ -139,7 +138,7 @@ def leave_at_exit(channel: HubObject, handoff: bool) -> None:
     closers, context = current_closers(), current_context()
     if closers is None or context is None:
         return
-    channels: dict[str, tuple[HubClient, HubObject, bool]] = context.shared.setdefault(_TO_LEAVE, {})
+    channels: dict[str, tuple[HubClient, HubObject, bool]] = context.shared.setdefault("channels", {})
     if not channels:
         closers.add(_leave_all, closers, channels.values())
     client = channel._client()

@@ -28,7 +28,7 @@ from phalanx.checkpoint.save_load import (
 from phalanx.checkpoint.steps import PathLock, Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import PathOrUrl, Storage
 from phalanx.declare.state_declarations import stateful, ways_of
-from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError, PhalanxError
+from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
 from phalanx.worker.rank_state import generators_of
@@ -149,10 +149,9 @@ class CheckpointManager:
                     f"run.resume(parts={{{name!r}: ...}}): the run has the groups {', '.join(self._groups) or 'none'}"
                 )
             check_parts(f"run.resume, group {name!r}", names)
-        try:
-            self._settle()
-        except PhalanxError as error:
+        if self._pending is not None and (error := self._pending.exception()) is not None:
             _log.warning("%s: %s; an earlier step is resumed", self.path, error)
+        self._pending = None
         if step is None and not any(found.committed for found in listed(self.path)):
             return None
         saved = read_step(self.path, step)

@@ -159,11 +159,7 @@ def merge_plans(
     for rank, plan in enumerate(plans):
         for key, offer in plan.planner_data.items():
             offers.setdefault(key, {})[rank] = offer
-    by_rank = {
-        key
-        for key, by in offers.items()
-        if _is_by_rank(key, by, len(plans), by_name=model or key.startswith(_BY_NAME))
-    }
+    by_rank = {key for key, by in offers.items() if _is_by_rank(key, by, len(plans), model)}
     paths: dict[str, Path] = {}
     for key, by in offers.items():
         for rank, (path, _) in by.items():
@@ -188,8 +184,8 @@ def _renamed(item: dcp.WriteItem, rank: int) -> dcp.WriteItem:
     return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
 
 
-def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int, *, by_name: bool) -> bool:
-    """Return whether a leaf differs by rank, or only some ranks have it and it is not found ``by_name``."""
+def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int, model: bool) -> bool:
+    """Return whether a leaf differs by rank, or only some ranks have it and it is not found by its name."""
     digests = {rank: digest for rank, (_, digest) in offers.items()}
     declared = [rank for rank, digest in digests.items() if digest is None]
     if len(declared) == len(digests):
@@ -199,7 +195,9 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int, *, by_name: 
             f"{key} is a sharded tensor on ranks {first_of(declared)} and something else on ranks "
             f"{first_of(sorted(digests.keys() - declared))}; give each its own name"
         )
-    return len(set(digests.values())) > 1 or (len(digests) < ranks and not by_name)
+    return len(set(digests.values())) > 1 or (
+        len(digests) < ranks and not model and not key.startswith(_BY_NAME)
+    )
 
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:

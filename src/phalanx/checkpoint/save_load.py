@@ -396,8 +396,7 @@ class _GroupSave:
             return pickle.loads(note)
         if note is None:
             return (
-                f"its report in {self._notes.root} cannot be seen by the driver: the disk is full, only one node sees "
-                "the path, or the folder was removed"
+                f"no report in {self._notes.root}: the disk is full, only one node sees it, or it was removed"
             )
         return "it died" if died else None
 
