@@ -136,7 +136,7 @@ MEMORY = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
         ([node("a", 4), node("b", 2)], [4, 2, 2], ONE_GPU, ["ask for 2 fewer"]),
         ([node("a", 11), node("b", 13)], [7, 7, 5, 5], ONE_GPU, ["try again, or use smaller blocks"]),
         ([node("a", 4)], [1], {"GPU": 8.0}, ["a slot wants GPU 8, the most on a node is 4"]),
-        ([MEMORY], [1], {"memory": 2.0**31}, ["4.0 GiB/1.0 GiB"]),
+        ([MEMORY], [1], {"memory": 2.0**31}, ["4 GiB/1 GiB"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, overload
 
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
+from phalanx.config import as_integer
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.group.epoch import Snapshot
 from phalanx.group.group import Group
@@ -127,7 +128,7 @@ def replace_ranks(
     """
     core = _core_of(group, "px.replace_ranks")
     chosen_ranks = group._selection.chosen_ranks  # pyright: ignore[reportPrivateUsage]
-    is_none = isinstance(ranks, Sequence) and not ranks
+    is_none = as_integer(ranks) is None and isinstance(ranks, Collection) and not len(ranks)
     named = () if is_none else chosen_ranks("replace_ranks", ranks, DeclarationError)
     if state not in ("snapshot", "peer", "none"):
         raise DeclarationError(f"px.replace_ranks(state={state!r}): expected 'snapshot', 'peer' or 'none'")

@@ -205,13 +205,11 @@ class Selection:
     def chosen_ranks(
         self, verb: str, given: Value, error: type[PhalanxError] = DispatchError
     ) -> tuple[int, ...]:
-        """Return the given rank, or the ranks without duplicates; None: the first rank of the selection.
+        """Return the given rank, or the ranks without duplicates.
 
         Raises:
             PhalanxError: ``error``, if a rank is not in the selection, or no rank is given.
         """
-        if given is None:
-            return self.ranks[:1]
         listed = given if isinstance(given, Iterable) and as_integer(given) is None else [given]
         named = set(map(as_integer, listed))
         ranks = tuple(rank for rank in self.ranks if rank in named)

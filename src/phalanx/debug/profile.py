@@ -175,7 +175,7 @@ def start_profile(
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
     calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
-    chosen = selection.chosen_ranks("profile", ranks)
+    chosen = selection.chosen_ranks("profile", selection.ranks[:1] if ranks is None else ranks)
     where = Path(tempfile.mkdtemp(prefix="phalanx-profile-") if folder is None else folder)
     order = ProfileOrder(calls, selection.role, tool, options)
     where.mkdir(parents=True, exist_ok=True)

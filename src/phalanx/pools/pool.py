@@ -114,7 +114,7 @@ class ResourcePool:
 
     @property
     def closed(self) -> bool:
-        """True if any of its slots were released."""
+        """True if any of its slots were released, or will be."""
         return not all(holding.open for holding in self.holdings.values())
 
     @property
@@ -204,7 +204,7 @@ class ResourcePool:
         """
         if self._whole:
             with books:  # another thread may grow the pool
-                slots, known = self._view.slots, {n: h.accelerators for n, h in self.holdings.items()}
+                slots, known = self._view.slots, {n: dict(h.accelerators) for n, h in self.holdings.items()}
                 ids = [() if slot.pool in self._sorted else known[slot.pool].get(slot, ()) for slot in slots]
                 self._sorted |= {n for n, h in self.holdings.items() if len(known[n]) == sum(h.blocks)}
                 self._view = SlotView(tuple(slots[index] for index in order_ranks(slots, ids)))
@@ -261,8 +261,9 @@ class ResourcePool:
     def close(self) -> None:
         """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""
         own = self.holdings.values() if self._owner else ()
-        for holding in own:
-            holding.open = False  # no group can claim its slots any more
+        with books:
+            for holding in own:
+                holding.open = False  # no group can claim its slots any more
         for group in reversed(self.groups):
             group.close()
         for holding in own:
@@ -371,9 +372,9 @@ class ResourcePool:
         Raises:
             PlacementError: if the pool is closed, or a slot has no share left; nothing was claimed.
         """
-        self._check_open()
         wanted = self._view.slots if slots is None else slots
         with books:
+            self._check_open()
             booked = {slot: self.holdings[slot.pool].groups[slot] for slot in wanted}
             for slot, on_it in booked.items():
                 most = self.holdings[slot.pool].max_colocate_count

@@ -200,7 +200,7 @@ class Session:
         """Return the pools that hold slots, each a ``ResourcePool``, in the order in which they were made."""
         with self._open_lock:
             there = list(self._pools)
-        return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
+        return sorted(there, key=lambda pool: pool.number)
 
     # End
 

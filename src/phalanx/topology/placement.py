@@ -233,7 +233,7 @@ def amounts_text(resources: Resources) -> str:
 def amount_text(resource: str, amount: float) -> str:
     """Return an amount as text, with at most four decimals; memory in GiB."""
     if resource in _BYTES:
-        return f"{amount / 2**30:.1f} GiB"
+        return f"{round(amount / 2**30, 3):g} GiB"
     return f"{round(amount, 4):g}"
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import ProcessStatus, read_file
@@ -252,7 +252,7 @@ class NodeAgents:
         for node, call in calls.items():
             try:
                 found[node] = private.get(call, timeout=max(0.0, limit - time.monotonic()))
-            except RayActorError:  # the next request starts another agent
+            except ActorDiedError:  # the next request starts another agent
                 with self._lock:
                     if self._remote.get(node) is agents[node]:
                         del self._remote[node]
