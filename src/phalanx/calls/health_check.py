@@ -50,7 +50,9 @@ def look_after(group: Group) -> None:
     now = group.backend.now()
     for call in calls:
         if call.deadline is not None and now >= call.deadline:
-            if not call.all_ended():  # else its result waits for its caller
+            if call.all_ended():  # its result waits for its caller
+                group.forget(call)
+            else:
                 call.conclude_now()
         elif call.stall_at is not None and now >= call.stall_at:
             _report_stall(call)

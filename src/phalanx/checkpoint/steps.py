@@ -166,9 +166,10 @@ class StepWriter:
             stack.enter_context(self._lock.turn)
             self._lock.renew()  # else the leftovers may be the step of another driver
             for found in find_steps(self._run):
-                names = found.storage.names()
-                if not found.committed and (not names or _MARK in names):
-                    found.remove()
+                if not found.committed:
+                    names = found.storage.names()
+                    if not names or _MARK in names:
+                        found.remove()
             name = f"step-{self.step:08d}"
             if not self._run.is_local or name in self._run.names():
                 name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
@@ -212,13 +213,13 @@ class StepWriter:
         for folder in {parent for name in self.files for parent in PurePath(name).parents}:
             self._storage.sync(str(folder))
         self._lock.check()
-        serial = 1 + max([0, *(found.serial for found in find_steps(self._run))])
+        serial = 1 + max([0, *(found.serial for found in find_steps(self._run, strict=True))])
         at, seconds = time.time(), time.monotonic() - self._began
         step = Step(self._storage, self.step, serial, at, seconds, self.files, self.parts)
         self._storage.write(MANIFEST, _manifest(step))
         self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
         # The step is complete. What cannot be removed is left to the next save.
-        self._finish("old steps", lambda: expired(find_steps(self._run), self._keep))
+        self._finish("old steps", lambda: expired(find_steps(self._run, strict=True), self._keep))
         return step
 
     def abandon(self) -> None:
@@ -287,10 +288,13 @@ def listed(path: str) -> list[Step]:
     return find_steps(Storage(path))
 
 
-def find_steps(storage: Storage) -> list[Step]:
-    """Return all steps of a path, by the names of their folders, in the order of :func:`listed`."""
+def find_steps(storage: Storage, *, strict: bool = False) -> list[Step]:
+    """Return all steps of a path, by the names of their folders, in the order of :func:`listed`.
+
+    With ``strict``, an error of reading a manifest is raised; else it is the fault of that step.
+    """
     matches = [match for name in storage.names() if (match := _NAME.fullmatch(name))]
-    found = [_found(Storage(f"{storage.root}/{match[0]}"), int(match[1])) for match in matches]
+    found = [_found(Storage(f"{storage.root}/{match[0]}"), int(match[1]), strict) for match in matches]
     return sorted(found, key=lambda one: one.serial or math.inf)
 
 
@@ -308,10 +312,12 @@ def expired(found: Sequence[Step], keep: int | None) -> list[Step]:
     return [one for one in found if one.serial and (one not in kept or one.serial < oldest)]
 
 
-def _found(storage: Storage, number: int) -> Step:
+def _found(storage: Storage, number: int, strict: bool) -> Step:
     try:
         data = storage.read(MANIFEST)
-    except CheckpointError as error:  # one of many steps
+    except CheckpointError as error:
+        if strict:
+            raise
         return Step(storage, number, faults=(MANIFEST,), why=str(error))
     if data is None:
         return Step(storage, number)

@@ -57,7 +57,7 @@ def replace_groups(modules: Iterable[torch.nn.Module], state: Any) -> None:
     """
     groups = {group.group_desc: group for group in vars(state).values() if isinstance(group, ProcessGroup)}
     for module in itertools.chain.from_iterable(root.modules() for root in modules):
-        for owner in (module, getattr(module, "pg_collection", module)):
+        for owner in (module, getattr(module, "pg_collection", None) or module):
             for name, value in list(vars(owner).items()):
                 if isinstance(value, ProcessGroup) and value.group_desc in groups:
                     object.__setattr__(owner, name, groups[value.group_desc])

@@ -5,6 +5,7 @@ The shards of every kind of parallelism are described as boxes. Planning, digest
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
@@ -45,7 +46,8 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
-def complete(shape: Sequence[int]) -> tuple[LocalBox, ...]:
+@functools.lru_cache(maxsize=1024)  # each sync compares the layout of each tensor
+def complete(shape: Dims) -> tuple[LocalBox, ...]:
     """Return the boxes of a rank that has a complete tensor of ``shape``."""
     return (LocalBox(whole(shape), (0,) * len(shape)),)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.experimental import get_local_object_locations
 
 from phalanx.backends.backend_types import TRACED
 from phalanx.backends.ray.cluster import Connection
@@ -27,7 +28,7 @@ from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitAr
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
 from phalanx.config import settings
-from phalanx.wire.codec import Encoded, decoding
+from phalanx.wire.codec import Encoded
 
 if TYPE_CHECKING:
     # This module loads the runtime.
@@ -84,6 +85,23 @@ def _tracked(output: Any, call: Call | None) -> Any:
     return future
 
 
+def _await_ranks(call: Call) -> None:
+    """Wait until all ranks have returned. Large outputs stay where they are, since not all may be collected.
+
+    Raises:
+        Exception: the error of the call, once a rank has failed.
+    """
+    arrivals = call.arrivals
+    pending: Sequence[int] = range(len(arrivals))
+    while pending:
+        ended, pending = arrivals.wait(pending, 1, None)
+        refs = [arrivals.reference(position).value for position in ended]
+        stored = get_local_object_locations(refs)
+        for position, ref in zip(ended, refs, strict=True):
+            if not stored.get(ref, {}).get("node_ids") and not arrivals.outcome(position).ok:
+                call.result(None)
+
+
 @functools.cache
 def _future_class(base: type) -> Any:
     class TrackedFuture(base):  # type: ignore[misc, valid-type]
@@ -93,9 +111,7 @@ def _future_class(base: type) -> Any:
 
         def get(self) -> Any:
             try:
-                # Ranks whose outputs are not collected may fail, too. Views are decoded without copies.
-                with decoding(readonly=True):
-                    self._call.arrivals.fetch(None)
+                _await_ranks(self._call)
                 return super().get()
             except Exception:
                 if self._call.over or self._call.has_failed():
