@@ -50,6 +50,7 @@ REFUSED = {
         px.ResourcePool([])  # list of positive whole numbers
         px.ResourcePool([0])  # list of positive whole numbers
         px.ResourcePool([-1])  # list of positive whole numbers
+        px.ResourcePool([2.0])  # list of positive whole numbers
         px.ResourcePool([torch.tensor(2.5)])  # list of positive whole numbers
         px.ResourcePool([True])  # list of positive whole numbers
         px.ResourcePool("4")  # list of positive whole numbers
@@ -165,6 +166,8 @@ REFUSED = {
         px.resize(view, 2)
         px.resize(group, 1)  # px.load(group, folder). Or say `independent = True`
         px.replace_ranks(view)
+        px.replace_ranks(group, 9)  # expected ranks 0-1
+        px.replace_ranks(group, None)  # expected ranks 0-1
         px.replace_ranks(group, [-1])  # expected ranks 0-1
         px.replace_ranks(group, True)  # expected ranks 0-1
         px.replace_ranks(group, "one")  # expected ranks 0-1
@@ -179,6 +182,8 @@ REFUSED = {
         px.save(group, folder, keep=0)
         px.save(group, folder, keep="2")
         px.save(group, folder, step=-1)
+        px.save(group, folder, step=1.0)
+        px.save(group, folder, step="1")
         px.save(group, folder, step=True)
         px.save(group, folder, format="hugging face", keep=2)  # leave it out
         px.load(group, folder, format="hugging face", parts=["model"])  # leave them out
@@ -198,6 +203,7 @@ REFUSED = {
         px.weights.accept(W(), "policy", {}, load=3)
         px.weights.accept(W(), "policy", {}, load=print, share=True)
         px.weights.current_version("policy")
+        S(max_tokens=0)
         S(max_tokens=True)  # max_tokens=True
         S(stop=[""])  # empty text
         S(stop=1.5)  # stop=1.5
@@ -213,6 +219,7 @@ REFUSED = {
         px.trace("/proc/x.json").start()  # expected a path in a folder
         px.trace("/dev/null/runs/x.json").start()  # expected a path in a folder
         faults.drop_node(type("Cluster", (), {"worker_nodes": ()}), group, 0)  # not a worker node
+        px.Channel(-1)
         px.Channel(0)  # a whole number from 1
         px.Channel(2.5)  # a whole number from 1
         px.Channel("many")  # a whole number from 1
@@ -225,6 +232,7 @@ REFUSED = {
         px.data.register_row_type(W, count=None, slice=len, concat=len)  # register_row_type(Worker, count=None)
         px.data.register_row_type(W, count=len, slice=len, concat=len, take=3)  # register_row_type(Worker, take=3)
         faults.kill(group, -1)  # expected ranks 0-1
+        faults.kill(group, 2)  # expected ranks 0-1
         faults.slow(view, 1, 0.1, method="add")  # ranks 1; expected rank 0
         px.data.split_rows([1], 0)
         px.data.join_rows([])
@@ -247,21 +255,26 @@ REFUSED = {
         group.add.stream(1, by="rows")  # unexpected keyword argument 'by'
         group.items.stream(1, by="columns")  # by='columns'): expected "items" or "rows"
         group.items.stream(2, buffer=0)  # whole number from 1
+        group.items.stream(2, buffer=-1)  # whole number from 1
+        group.items.stream(2, buffer=True)  # whole number from 1
+        group.items.stream(2, buffer=1.5)  # whole number from 1
+        group.items.stream(2, buffer="8")  # whole number from 1
         group.run(3)
         group[5]
-        group[2:2:1]  # slice(2, 2, 1)] is empty
+        group[2:2]  # slice(2, 2, None)] is empty
         group["a"]
+        group.rank(9)  # expected a rank from -2 to 1
         group.rank(-3)  # expected a rank from -2 to 1
         group.rank(True)  # expected a rank from -2 to 1
-        group.profile(ranks=9)  # ranks 9; expected ranks 0-1
-        group.profile(ranks=[])  # expected ranks 0-1
+        group.rank("0")  # expected a rank from -2 to 1
+        group.profile(ranks=[9])  # expected ranks 0-1
         group.profile(calls=0)  # whole number from 1
         px.Mesh(dp=4).coordinates(4)  # rank 4 is not in Mesh(dp=4); expected 0 to 3
         px.Mesh(dp=2, tp=2, pp=1).rank(dp=0)  # no coordinate for tp
         px.Mesh(dp=2).dp_groups(("dp", "dp"))  # twice
         px.Mesh(dp=2).ranks(dp=2)  # axes and sizes are {'dp': 2}
         px.Mesh(dp=2).ranks(dp=-1)  # axes and sizes are {'dp': 2}
-        px.Mesh(dp=2).ranks(dp=torch.tensor(0.5))  # axes and sizes are {'dp': 2}
+        px.Mesh(dp=2).ranks(dp=0.5)  # axes and sizes are {'dp': 2}
         px.Mesh(dp=2).ranks(dp=True)  # axes and sizes are {'dp': 2}
         px.Mesh(dp=2).ranks(typo=1)  # axes and sizes are {'dp': 2}
         px.Mesh(dp=-1, tp=2).world_size  # resolve(world_size)

@@ -18,7 +18,6 @@ from bench.table import (
 )
 
 CASE = Case("empty_call", 8)
-BROADCAST = Case("broadcast", 4, 256)
 
 
 def test_summary_has_median_extremes_and_quartiles() -> None:

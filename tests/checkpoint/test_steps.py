@@ -37,8 +37,7 @@ def test_an_interrupt_while_old_steps_are_removed_keeps_all_steps(
 
 def test_folders_of_other_programs_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-20260101" / "data").mkdir(parents=True)
-    for step in (1, 2):
-        saved(tmp_path, step, keep=1)
+    saved(tmp_path, 1, keep=1)
 
     assert (tmp_path / "step-20260101" / "data").is_dir()
 
@@ -90,9 +89,7 @@ def test_a_last_step_with_a_damaged_manifest_is_not_skipped(
     assert read_step(str(tmp_path)).number == 3
 
 
-def test_a_step_that_is_being_removed_is_not_listed_as_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_under_removal_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = saved(tmp_path, 1)
     real = Storage.sizes
 

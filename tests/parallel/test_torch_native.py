@@ -37,9 +37,7 @@ def full_weights(worker: Any) -> dict[str, torch.Tensor]:
     return {name: one.full_tensor().detach().clone() for name, one in worker.model.named_parameters()}
 
 
-def test_sharded_weights_can_be_saved_and_loaded_after_a_pass_that_raised(
-    here: px.ResourcePool, tmp_path: Path
-) -> None:
+def test_sharded_weights_are_saved_after_a_failed_pass(here: px.ResourcePool, tmp_path: Path) -> None:
     with px.WorkerGroup(here[0:1], Sharded) as group:
         weights = group.run(full_weights)
         with pytest.raises(IndexError):
