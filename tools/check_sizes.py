@@ -24,7 +24,7 @@ PACKAGES = {
     "session pools group calls members": 4515,
     "weights": 2792,
     "channels": 2060,
-    "checkpoint": 1867,
+    "checkpoint": 1866,
     "api debug data": 1625,
     "parallel engines": 1735,
     "compat": 1885,

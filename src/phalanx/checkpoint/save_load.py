@@ -395,9 +395,8 @@ class _GroupSave:
         if note:
             return pickle.loads(note)
         if note is None:
-            return (
-                f"no report in {self._notes.root}: the disk is full, only one node sees it, or it was removed"
-            )
+            where = f"its report in {self._notes.root} cannot be seen by the driver"
+            return f"{where}: the disk is full, only one node sees the path, or it was removed"
         return "it died" if died else None
 
     def abandon(self) -> None:
