@@ -21,7 +21,7 @@ PACKAGES = {
     "declare dispatch collect": 2519,
     "backends": 2144,
     "worker": 1628,
-    "session pools group calls members": 4515,
+    "session pools group calls members": 4517,
     "weights": 2792,
     "channels": 2060,
     "checkpoint": 1866,

@@ -76,7 +76,11 @@ def _is_positive(value: Any) -> bool:
 #: Options of groups and policies, each with a check of its value, and the expected value as text.
 _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("start_timeout", "call_timeout", "stall_report_after"), _is_positive, "seconds as a positive number"),
-    (("num_cpus", "memory"), lambda value: is_number(value) and value >= 0, "0 or more (memory in bytes)"),
+    (
+        ("num_cpus", "memory"),
+        lambda value: is_number(value) and value >= 0,
+        "a number, 0 or more (memory in bytes)",
+    ),
     (("max_concurrency",), lambda value: is_whole(value, 1), "a whole number from 1"),
     (
         ("name",),

@@ -40,9 +40,8 @@ class ResourcePool:
 
     _owner = False  # it reserved its slots
     _whole = False  # complete blocks: their slots are sorted once the accelerators are known
-    _sorted: frozenset[str] = (
-        frozenset()
-    )  # names of the reservations whose slots keep their order from now on
+    #: Names of the reservations whose slots keep their order from now on.
+    _sorted: frozenset[str] = frozenset()
 
     def __init__(
         self,
