@@ -87,12 +87,17 @@ def test_an_explanation_shows_how_each_argument_is_sent(group: Any) -> None:
 
     arguments = group.update.explain(batch, stored).arguments
     (readonly,) = group.take.explain(px.readonly(batch)).arguments
+    with px.Channel(backend="inline") as channel:
+        channel.put(batch)
+        with channel.take_rows(8) as taken:
+            (of_channel,) = group.rows.explain(taken).arguments
 
     assert [(a.name, a.given, a.travels) for a in arguments] == [
         ("batch", "rows split into 2 shards", "by value"),
         ("rate", "the same to all", "stored before (px.put)"),
     ]
     assert readonly.travels == "stored once, read without a copy"
+    assert of_channel.travels == "by reference, rank to rank"
 
 
 def test_an_explanation_shows_padded_and_balanced_rows(group: Any) -> None:

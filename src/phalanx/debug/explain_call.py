@@ -9,12 +9,11 @@ from typing import Any
 
 from phalanx.api.selection import Selection
 from phalanx.calls.future import CallFuture
-from phalanx.calls.values import Readonly, StoredValue
+from phalanx.calls.values import Readonly, StoredParts, StoredValue
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, Same
-from phalanx.dispatch.pytree import node_of
+from phalanx.dispatch.pytree import flatten, is_future
 from phalanx.dispatch.shardable import Replicate
-from phalanx.dispatch.split import FutureShard
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
@@ -244,27 +243,15 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument) -> str:
 
 def _travels(core: Group, value: Value) -> str:
     """Describe how a value reaches the ranks."""
-    future = next(_futures(value), None)
+    future = next((leaf.value for leaf in flatten(value, "")[0] if is_future(leaf.value)), None)
     if future is not None:
-        return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
+        is_there = isinstance(future, StoredParts) or future.parts(core.backend) is not None
+        return "by reference, rank to rank" if is_there else "through the driver"
     if isinstance(value, StoredValue):
         return "stored before (px.put)"
     if isinstance(value, Readonly):
         return "stored once, read without a copy"
     return "as a reference" if isinstance(value, core.backend.ref_types) else "by value"
-
-
-def _futures(value: Value) -> Iterator[CallFuture[Any]]:
-    """Yield the futures in a value, including futures of which only a shard is in the value.
-
-    Tuples, dicts and dataclasses are searched, as in planning.
-    """
-    if isinstance(value, CallFuture | FutureShard):
-        yield value.future if isinstance(value, FutureShard) else value
-        return
-    node = None if isinstance(value, StoredValue | Readonly) else node_of(value)
-    for child in () if node is None else node.values:
-        yield from _futures(child)
 
 
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
