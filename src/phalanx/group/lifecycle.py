@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from phalanx.errors import DispatchError, GroupBroken, GroupClosed, InternalError, PhalanxError, StaleEpoch
+from phalanx.wire.failure import stale_call
 
 
 class State(Enum):
@@ -157,13 +158,7 @@ class Lifecycle:
 
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
         """Return the error of a call whose ranks were replaced or died."""
-        return StaleEpoch(
-            f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
-            f"{epoch}, the group is in epoch {self.epoch}; make the call again, on ranks that it has",
-            group=self._group,
-            epoch=epoch,
-            current=self.epoch,
-        )
+        return stale_call(self._group, method, epoch, self.epoch)
 
     def changing_error(self, method: str) -> StaleEpoch:
         """Return the error of a view's call whose ranks the owner has ended, and not replaced yet."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from phalanx.errors import FailureKind, RankReport
+from phalanx.errors import FailureKind, RankReport, StaleEpoch
 from phalanx.wire.exceptions import encodable, pack, text_of, type_name_of, unpack
 from phalanx.wire.messages import full_name
 
@@ -93,6 +93,17 @@ def undecodable(exc: BaseException) -> RankFailure:
     failure = capture(exc, hint=_UNPICKLED)
     message = f"{failure.report.message} (while its output was unpickled)".lstrip()
     return RankFailure(dataclasses.replace(failure.report, message=message))
+
+
+def stale_call(group: str, method: str, epoch: int, current: int) -> StaleEpoch:
+    """Return the error of a call of ``epoch`` to a group that has other ranks in its ``current`` epoch."""
+    return StaleEpoch(
+        f"group {group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch {epoch}, "
+        f"the group is in epoch {current}; make the call again, on ranks that it has",
+        group=group,
+        epoch=epoch,
+        current=current,
+    )
 
 
 def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:

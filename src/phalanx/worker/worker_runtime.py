@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.worker import REJOINING, Worker, make
-from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, StaleEpoch, WeightsTorn
+from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, WeightsTorn
 from phalanx.topology.slots import SlotInfo
 from phalanx.tracing import spans
 from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
@@ -28,7 +28,7 @@ from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import encode
 from phalanx.wire.exceptions import pack_when_pickled
-from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
+from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture, stale_call
 from phalanx.wire.messages import (
     ANY_EPOCH,
     OUTPUT,
@@ -449,15 +449,8 @@ class WorkerRuntime:
             return
         # A call of the owner for any epoch was sent before the rank was asked to leave, though it may arrive later.
         if call.epoch != ANY_EPOCH and (self.closers.leaves or call.epoch != self.context.epoch):
-            group, current = self.context.group, self.context.epoch
             name = full_name(call.role, call.method)
-            stale = StaleEpoch(
-                f"group {group!r} has other ranks by now: this call of {name} belongs to epoch {call.epoch}, the group "
-                f"is in epoch {current}; make the call again",
-                group=group,
-                epoch=call.epoch,
-                current=current,
-            )
+            stale = stale_call(self.context.group, name, call.epoch, self.context.epoch)
             raise self.failure(stale, call, "stale")
         if self.weights.declared.torn and call.method != RUN:
             reason = self.weights.declared.torn.get(call.role)
