@@ -46,8 +46,13 @@ def coordinates() -> dict[str, int] | None:
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
+    return by_axis(state, "rank")
+
+
+def by_axis(state: Any, what: str) -> dict[str, int]:
+    """Return this rank's coordinates (``what="rank"``) or the sizes ("world_size") of a parallel state, by axis."""
     names = {"pp": "pipeline_model", "dp": "data", "cp": "context", "tp": "tensor_model"}
-    return {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
+    return {axis: getattr(state, f"get_{name}_parallel_{what}")() for axis, name in names.items()}
 
 
 def replace_groups(modules: Iterable[torch.nn.Module], state: Any) -> None:

@@ -129,26 +129,14 @@ class MegatronWorker(Worker):
 
     def get_megatron_global_info(self) -> DistGlobalInfo:
         """Return the sizes of the parallel state."""
-        state = _parallel_state()
-        return DistGlobalInfo(
-            tp_size=state.get_tensor_model_parallel_world_size(),
-            dp_size=state.get_data_parallel_world_size(),
-            pp_size=state.get_pipeline_model_parallel_world_size(),
-            cp_size=state.get_context_parallel_world_size(),
-        )
+        return DistGlobalInfo(**{f"{axis}_size": size for axis, size in _by_axis("world_size").items()})
 
     def get_megatron_rank_info(self) -> DistRankInfo:
         """Return this rank's coordinates in the parallel state."""
-        state = _parallel_state()
-        return DistRankInfo(
-            tp_rank=state.get_tensor_model_parallel_rank(),
-            dp_rank=state.get_data_parallel_rank(),
-            pp_rank=state.get_pipeline_model_parallel_rank(),
-            cp_rank=state.get_context_parallel_rank(),
-        )
+        return DistRankInfo(**{f"{axis}_rank": rank for axis, rank in _by_axis("rank").items()})
 
 
-def _parallel_state() -> Any:
-    from phalanx.parallel.megatron import parallel_state  # loads torch
+def _by_axis(what: str) -> dict[str, int]:
+    from phalanx.parallel.megatron import by_axis, parallel_state  # loads torch
 
-    return parallel_state()
+    return by_axis(parallel_state(), what)
