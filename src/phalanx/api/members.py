@@ -17,7 +17,7 @@ from phalanx.members.recovery import ensure_ready, go_back
 from phalanx.members.replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.resize import change_members
 from phalanx.members.snapshots import take_together
-from phalanx.wire.value import checked_number, checked_timeout
+from phalanx.wire.value import checked_choice, checked_number, checked_timeout
 
 
 @overload
@@ -130,8 +130,7 @@ def replace_ranks(
     chosen_ranks = group._selection.chosen_ranks  # pyright: ignore[reportPrivateUsage]
     is_none = as_integer(ranks) is None and isinstance(ranks, Collection) and not len(ranks)
     named = () if is_none else chosen_ranks("replace_ranks", ranks, DeclarationError)
-    if state not in ("snapshot", "peer", "none"):
-        raise DeclarationError(f"px.replace_ranks(state={state!r}): expected 'snapshot', 'peer' or 'none'")
+    checked_choice("px.replace_ranks: state", state, ("snapshot", "peer", "none"))
     with core.changing:
         if core.closed:
             core.lifecycle.check_callable()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from phalanx.channels.batch import NO_LENGTHS, Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts, channel_error, limit_text
@@ -20,7 +20,7 @@ from phalanx.display.tables import Table
 from phalanx.display.text_format import size
 from phalanx.errors import ChannelClosed, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
-from phalanx.wire.value import Value, checked_number, checked_timeout
+from phalanx.wire.value import Value, checked_choice, checked_number, checked_timeout
 
 _Order = Callable[[Batch], None]
 
@@ -60,8 +60,7 @@ class Channel(HubObject):
         backend: str | None = None,
     ) -> None:
         bound = None if maxsize is None else checked_number("Channel: maxsize", maxsize, 1)
-        if by not in ("items", "bytes"):
-            raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
+        checked_choice("px.Channel: by", by, get_args(By))
         super().__init__("channel", name, backend)
         self._limit, self._handoff, self._lengths = limit_text(bound, by), handoff, lengths
         live_channels.open(self, bound, by)

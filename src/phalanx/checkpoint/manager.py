@@ -21,7 +21,6 @@ from phalanx.checkpoint.save_load import (
     GroupLoad,
     begin_save,
     check_parts,
-    checked_group,
     load_groups,
     saved_groups,
 )
@@ -29,7 +28,7 @@ from phalanx.checkpoint.steps import PathLock, Step, StepWriter, checked_keep, l
 from phalanx.checkpoint.storage import PathOrUrl, Storage
 from phalanx.declare.state_declarations import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
-from phalanx.weights.sync_pairs import Ranks
+from phalanx.weights.sync_pairs import Ranks, checked_group
 from phalanx.wire.value import Reduced
 from phalanx.worker.rank_state import generators_of
 
@@ -92,7 +91,7 @@ class CheckpointManager:
         storage = Storage(path)
         self.path = storage.root  # absolute: the program may change its directory
         self._groups = {
-            name: checked_group(group, f"{_VERB}(groups=)") for name, group in (groups or {}).items()
+            name: checked_group(group, f"{_VERB}(groups=): {name!r}") for name, group in (groups or {}).items()
         }
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
@@ -40,10 +40,9 @@ from phalanx.errors import (
     GroupClosed,
     RemoteCallError,
 )
-from phalanx.group.group import Group
 from phalanx.members.recovery import ensure_ready
-from phalanx.weights.sync_pairs import Ranks
-from phalanx.wire.value import checked_number
+from phalanx.weights.sync_pairs import Ranks, checked_group
+from phalanx.wire.value import checked_choice, checked_number
 from phalanx.worker.rank_state import key_of
 
 Format = Literal["steps", "hugging face"]
@@ -115,9 +114,9 @@ class _Save:
             WorkerDiedError, RemoteCallError: as ``CallFuture.result``. Nothing of this step is left either.
             GroupBroken: if the group is broken. Its policy does not recover it here, since its state would be lost.
         """
-        ranks = checked_group(group, "px.save")
+        ranks = checked_group(group, "px.save: the group")
         began = time.monotonic()
-        if _checked_format(format) == "hugging face":
+        if checked_choice("format", format, get_args(Format)) == "hugging face":
             if keep is not None:
                 raise DeclarationError(
                     f"px.save(keep={keep!r}): a folder in this format is one model; leave it out"
@@ -136,7 +135,7 @@ class _Save:
         next save. A second save to the same path waits for the end of the first. The step is complete when the future
         is done.
         """
-        ranks = checked_group(group, "px.save.submit")
+        ranks = checked_group(group, "px.save.submit: the group")
         cancelled = threading.Event()
         finish = begin_save({"": ranks}, path, step, keep, cancelled)
         title = f"save of {ranks.name!r} as step {step}"
@@ -147,12 +146,6 @@ class _Save:
 
 
 save = _Save()
-
-
-def _checked_format(format: str) -> str:
-    if format not in ("steps", "hugging face"):
-        raise DeclarationError(f'format={format!r}: give "steps" or "hugging face"')
-    return format
 
 
 def load(
@@ -185,10 +178,10 @@ def load(
         CheckpointError: if there is no such step, or ranks do not see the path.
         WorkerDiedError, RemoteCallError: as ``CallFuture.result``.
     """
-    ranks = checked_group(group, "px.load")
+    ranks = checked_group(group, "px.load: the group")
     check_parts("px.load", parts)
     began = time.monotonic()
-    if _checked_format(format) == "hugging face":
+    if checked_choice("format", format, get_args(Format)) == "hugging face":
         if parts is not None or name is not None or step is not None:
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}, step={step!r}): a folder in this format has a single model "
@@ -200,19 +193,6 @@ def load(
     saved = read_step(path, step)
     nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
-
-
-def checked_group(value: Any, verb: str) -> Ranks:
-    """Return a group, a role of it, or some of its ranks.
-
-    Raises:
-        DeclarationError: if it is none of these.
-    """
-    if isinstance(getattr(value, "core", None), Group) and value.ranks:
-        return value
-    raise DeclarationError(
-        f"{verb}: {value!r} is no group; give a group, a role of it such as group.actor, or some of its ranks"
-    )
 
 
 def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:

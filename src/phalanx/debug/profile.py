@@ -15,7 +15,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
-from phalanx.wire.value import checked_number
+from phalanx.wire.value import checked_choice, checked_number
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
@@ -172,8 +172,7 @@ def start_profile(
     options: dict[str, Any],
 ) -> Profile:
     """Start a profile, from the next call of the ranks on; see ``group.profile``."""
-    if tool not in _TOOLS:
-        raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
+    checked_choice(f"{selection.name}.profile: tool", tool, _TOOLS)
     calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
     chosen = selection.chosen_ranks("profile", selection.ranks[:1] if ranks is None else ranks)
     where = Path(tempfile.mkdtemp(prefix="phalanx-profile-") if folder is None else folder)

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.dispatch_modes import Dispatch
@@ -32,6 +32,7 @@ from phalanx.engines.engine_types import (
 )
 from phalanx.errors import DeclarationError, WeightsTorn
 from phalanx.tracing.spans import process
+from phalanx.wire.value import checked_choice
 
 TAGS: tuple[str, ...] = ("weights", "kv_cache")
 _RATE_S = 10.0
@@ -422,9 +423,7 @@ class RolloutEngine(Worker):
         Raises:
             ValueError: if the mode is unknown.
         """
-        if mode not in ("keep", "wait", "abort"):
-            raise ValueError(f'pause({mode!r}): expected "keep", "wait" or "abort"')
-        await self._loop.pause(mode)
+        await self._loop.pause(checked_choice("pause: mode", mode, get_args(PauseMode), ValueError))
 
     @register(needs_weights=False, rerun_on_restart=True)
     async def resume(self) -> None:

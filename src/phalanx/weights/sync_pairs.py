@@ -81,18 +81,26 @@ class SyncSide:
         return run_on(self.core, function, *args, ranks=living, title=title, checked=False, epoch=epoch)
 
 
+def checked_group(value: Any, where: str) -> Ranks:
+    """Return a group, a role of it, or some of its ranks.
+
+    Raises:
+        DeclarationError: if it is none of these.
+    """
+    if isinstance(getattr(value, "core", None), Group) and value.ranks:
+        return value
+    raise DeclarationError(
+        f"{where} is {value!r}; give a group, a role of it such as group.actor, or some of its ranks such as group[0:2]"
+    )
+
+
 def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
     """Return the side of a group, a role, or some ranks.
 
     Raises:
         DeclarationError: if ``ranks`` is none of these.
     """
-    core = getattr(ranks, "core", None)
-    if not isinstance(core, Group):
-        raise DeclarationError(
-            f"weights {name!r}: the {side} is {ranks!r}; give a group, a role of it such as group.actor, or some of "
-            "its ranks such as group[0:2]"
-        )
+    core = checked_group(ranks, f"weights {name!r}: the {side}").core
     fixed = None if tuple(ranks.ranks) == core.epoch.everyone else tuple(ranks.ranks)
     return SyncSide(side, core, fixed, (ranks.role, name), ranks.name)
 

@@ -12,13 +12,12 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture, gather
 from phalanx.channels.staleness import StalenessManager
-from phalanx.config import as_integer
 from phalanx.display.tables import Table
 from phalanx.errors import (
     CallCancelled,
@@ -46,7 +45,7 @@ from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Weights, WeightsVersion
 from phalanx.wire.messages import WeightsKey
-from phalanx.wire.value import Reduced, checked_timeout
+from phalanx.wire.value import Reduced, checked_choice, checked_number, checked_timeout
 
 _TIMEOUT_S = 600.0
 _GRACE_S = 5.0
@@ -117,14 +116,9 @@ class WeightSync:
         bucket_bytes: int = 256 << 20,
         timeout: float | None = None,
     ) -> None:
-        if transport not in TRANSPORTS:
-            expected = ", ".join(map(repr, TRANSPORTS))
-            raise DeclarationError(f"px.WeightSync(transport={transport!r}): expected one of {expected}")
-        bucket_size = as_integer(bucket_bytes)
-        if bucket_size is None or bucket_size < 4096:
-            raise DeclarationError(
-                f"px.WeightSync(bucket_bytes={bucket_bytes!r}): give at least 4096 bytes, better 256 MB"
-            )
+        checked_choice("px.WeightSync: transport", transport, TRANSPORTS)
+        advice = "give at least 4096 bytes, better 256 MB"
+        bucket_size = checked_number("px.WeightSync: bucket_bytes", bucket_bytes, 4096, advice)
         renamer(rename)  # raises here, at the line of the user
         targets: list[Ranks] = [*target] if isinstance(target, Sequence) else [target]
         if not targets:
@@ -132,7 +126,7 @@ class WeightSync:
         self.name = name
         self._source = side_of(source, "source", source_name or name)
         self._targets = [side_of(ranks, "target", name) for ranks in targets]
-        self._verify: Verify = _checked_verify(verify)
+        self._verify: Verify = checked_choice("px.WeightSync: verify", verify, get_args(Verify))
         self._expect_change = expect_change
         self._timeout = checked_timeout(timeout, "px.WeightSync", DeclarationError) or _TIMEOUT_S
         self._connect = functools.partial(
@@ -187,7 +181,8 @@ class WeightSync:
                     _close_pairs(self._dropped.popleft())
             if self._running and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
-            request = SyncRequest("", 0, _checked_verify(verify or self._verify), self._timeout, step)
+            wanted: Verify = checked_choice("px.WeightSync: verify", verify or self._verify, get_args(Verify))
+            request = SyncRequest("", 0, wanted, self._timeout, step)
             targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
                 pairs = self._connected(targets)
@@ -511,12 +506,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
 def _precedence(error: BaseException) -> int:
     """Return a number that is lower the more likely the error caused the others."""
     return next((place for kind, place in _PRECEDENCE if isinstance(error, kind)), 3)
-
-
-def _checked_verify(verify: Verify) -> Verify:
-    if verify not in ("sampled", "full", "off"):
-        raise DeclarationError(f'px.WeightSync(verify={verify!r}): give "sampled", "full" or "off"')
-    return verify
 
 
 def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from phalanx.config import as_integer, is_number
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
+
+Choice = TypeVar("Choice", bound=str)
 
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
@@ -38,6 +41,19 @@ def checked_number(
         bound = "" if least is None else f" from {least}"
         raise error(f"{name}={value!r}: {advice or f'expected a whole number{bound}'}")
     return number
+
+
+def checked_choice(
+    name: str, value: Choice, choices: Sequence[str], error: type[Exception] = DeclarationError
+) -> Choice:
+    """Return ``value``.
+
+    Raises:
+        Exception: ``error``, if it is none of ``choices``.
+    """
+    if value not in choices:
+        raise error(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
+    return value
 
 
 def bounded(seconds: float) -> float | None:
