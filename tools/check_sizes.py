@@ -23,7 +23,7 @@ PACKAGES = {
     "worker": 1628,
     "session pools group calls members": 4517,
     "weights": 2792,
-    "channels": 2060,
+    "channels": 2051,
     "checkpoint": 1866,
     "api debug data": 1625,
     "parallel engines": 1735,

@@ -19,14 +19,10 @@ from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
-from phalanx.wire.value import Reduced, Value, checked_number
+from phalanx.wire.value import Reduced, Value
 from phalanx.worker.call_values import joined_parts
 from phalanx.worker.exit_hooks import current_closers
 
-NO_LENGTHS = (
-    "the rows have no lengths to order them by; create the channel with px.Channel(lengths=<a key of the items, or a "
-    "function of an item>)"
-)
 _log = logging.getLogger("phalanx")
 _endings: dict[Batch, tuple[CallFuture[Any], Future[None]]] = {}
 """Batches of ``ack_with``: the call, and the task that ends the batch."""
@@ -66,48 +62,6 @@ class Batch(StoredParts):
     def __len__(self) -> int:
         """Return the number of rows if they are joined, else of items."""
         return self.rows if self.joined else len(self._ranges)
-
-    def balance(self, pieces: int) -> None:
-        """Reorder the rows so that ``pieces`` even shards have similar total lengths.
-
-        Raises:
-            DeclarationError: if ``pieces`` is not a whole number of at least 1, or as :meth:`sort`.
-        """
-        count = checked_number("Batch.balance: pieces", pieces, 1)
-        parts = balanced_partition(self._lengths(), count, equal_counts=True)
-        self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
-
-    def sort(self) -> None:
-        """Sort the rows by ascending length. Rows of equal length keep their order.
-
-        Raises:
-            DeclarationError: if the batch is over, its items are not joined, or the channel has no lengths.
-        """
-        lengths = self._lengths()
-        self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
-
-    def _lengths(self) -> list[float]:
-        """Return the length of each row."""
-        self._check_open()
-        if not self.joined:
-            raise DeclarationError(
-                "the items of this batch have no order of rows: take the rows by channel.take_rows(n)"
-            )
-        lengths = [length for part in self._ranges for length in part.item.lengths[part.start : part.stop]]
-        if len(lengths) != self.rows:
-            raise DeclarationError(NO_LENGTHS)
-        return lengths
-
-    def _reorder(self, order: Sequence[int]) -> None:
-        rows = [(part, part.start + place) for part in self._ranges for place in range(part.rows)]
-        places = list(enumerate(rows[row] for row in order))
-        ordered: list[RowRange] = []
-        # Consecutive rows of an item form a slice.
-        for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
-            numbers = [number for _, (_, number) in run]
-            ordered.append(part._replace(start=numbers[0], stop=numbers[-1] + 1))
-        self._value.clear()
-        self._ranges = ordered or self._ranges  # items without rows stay, for their dtype and shape
 
     @property
     def parts(self) -> Sequence[StoredPart]:
@@ -250,6 +204,30 @@ class Batch(StoredParts):
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._ranges)} items"
         return f"<batch of channel {self._channel.name}: {content}, {'taken' if self._open else 'over'}>"
+
+
+def order_rows(ranges: Sequence[RowRange], shards: int) -> Sequence[RowRange]:
+    """Return the rows so that even shards have similar total lengths; 0 shards: by ascending length.
+
+    Rows of equal length keep their order when they are sorted.
+
+    Raises:
+        DispatchError: if shards are balanced, and a length is negative.
+    """
+    rows = [(part, row) for part in ranges for row in range(part.start, part.start + part.rows)]
+    lengths = [part.item.lengths[row] for part, row in rows]
+    if shards:
+        parts = balanced_partition(lengths, shards, equal_counts=True)
+        order = [row for part in sorted(parts, key=len, reverse=True) for row in part]
+    else:
+        order = sorted(range(len(rows)), key=lengths.__getitem__)
+    places = list(enumerate(rows[row] for row in order))
+    ordered: list[RowRange] = []
+    # Consecutive rows of an item form a slice.
+    for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
+        numbers = [number for _, (_, number) in run]
+        ordered.append(part._replace(start=numbers[0], stop=numbers[-1] + 1))
+    return ordered or ranges  # items without rows stay, for their dtype and shape
 
 
 def end_with_calls() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, get_args
 
-from phalanx.channels.batch import NO_LENGTHS, Batch
+from phalanx.channels.batch import Batch, order_rows
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts, channel_error, limit_text
 from phalanx.channels.hub import Leased, StoredPayload
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, reclaim
@@ -21,8 +21,6 @@ from phalanx.display.text_format import size
 from phalanx.errors import ChannelClosed, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
 from phalanx.wire.value import Value, checked_choice, checked_number, checked_timeout
-
-_Order = Callable[[Batch], None]
 
 
 class Channel(HubObject):
@@ -196,16 +194,16 @@ class Channel(HubObject):
             ChannelError: if the next item is not made of rows.
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        return self._begin_take(n, True, timeout, order=self._order(balance, sort)).result()
+        return self._begin_take(n, True, timeout, shards=self._shards(balance, sort)).result()
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """Take rows in an event loop, as :meth:`take_rows` does."""
-        return await self._begin_take(n, True, timeout, order=self._order(balance, sort)).result_async()
+        return await self._begin_take(n, True, timeout, shards=self._shards(balance, sort)).result_async()
 
     def _begin_take(
-        self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: _Order | None = None
+        self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, shards: int | None = None
     ) -> PendingRequest[Batch]:
         timeout = checked_timeout(timeout, "Channel.take")
         count = checked_number("Channel.take_rows: n" if joined else "Channel.take: n", n, 1)
@@ -214,18 +212,18 @@ class Channel(HubObject):
         def finish(lease: RequestId, answer: tuple[Any, bool]) -> Batch:
             ranges, short = answer
             batch = Batch(self, lease, ranges, joined, short)
-            try:
-                if order is not None:
-                    order(batch)
-            except BaseException:
-                batch.requeue()
-                raise
+            if shards is not None:
+                try:
+                    batch._ranges = order_rows(ranges, shards)
+                except BaseException:
+                    batch.requeue()
+                    raise
             return batch
 
         return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
-    def _order(self, balance: int | None, sort: bool) -> _Order | None:
-        """Return the function that orders the rows of a batch, after a check of the arguments."""
+    def _shards(self, balance: int | None, sort: bool) -> int | None:
+        """Return the number of shards to balance, 0 to sort the rows, None to keep their order."""
         if balance is None and not sort:
             return None
         if balance is not None and sort:
@@ -234,11 +232,11 @@ class Channel(HubObject):
             )
         if self._lengths is None:
             order = "sort=True" if sort else f"balance={balance}"
-            raise DeclarationError(f"channel {self.name!r}: take_rows({order}): {NO_LENGTHS}")
-        if balance is None:
-            return Batch.sort
-        shards = checked_number("Channel.take_rows: balance", balance, 1)
-        return lambda batch: batch.balance(shards)
+            raise DeclarationError(
+                f"channel {self.name!r}: take_rows({order}): the rows have no lengths to order them by; create the "
+                "channel with px.Channel(lengths=<a key of the items, or a function of an item>)"
+            )
+        return 0 if balance is None else checked_number("Channel.take_rows: balance", balance, 1)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield items, each taken and acknowledged, until the channel is finished and empty, or closed.

@@ -13,7 +13,7 @@ from phalanx.channels.channel import Channel
 from phalanx.channels.hub import StoredPayload
 from phalanx.channels.hub_client import HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
-from phalanx.channels.payloads import pack, to_bytes
+from phalanx.channels.payloads import pack, row_lengths, to_bytes
 from phalanx.channels.staleness import StalenessManager
 from phalanx.channels.staleness_state import Gone, Item, SavedState
 from phalanx.errors import ChannelError, DeclarationError
@@ -62,17 +62,19 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
     Rows that were being generated or trained on when the snapshot was taken, and are in no channel, count as dropped.
 
     Raises:
-        DeclarationError, DispatchError: as :func:`restore_values`.
-        ChannelError: as :func:`read` and :func:`restore_values`.
+        DeclarationError: as :func:`restore_values`.
+        ChannelError, DispatchError: as :func:`read` and :func:`restore_values`.
     """
-    restore_values(read(data), channels, staleness)
+    restore_values(read(data, channels), channels, staleness)
 
 
-def read(data: bytes) -> ChannelSnapshot:
-    """Return a snapshot that has the values of items in place of their bytes.
+def read(data: bytes, channels: Sequence[Channel]) -> ChannelSnapshot:
+    """Return a snapshot that has the values of items in place of their bytes, and their lengths for ``channels``.
 
     Raises:
-        ChannelError: if the bytes are not a snapshot, or a value cannot be unpickled in this process.
+        ChannelError: if the bytes are not a snapshot, a value cannot be unpickled in this process, or the names of the
+            channels differ from the snapshot's.
+        DispatchError: if the rows of an item have no valid lengths for its channel.
     """
     try:
         saved: ChannelSnapshot = pickle.loads(data)
@@ -83,6 +85,14 @@ def read(data: bytes) -> ChannelSnapshot:
         raise ChannelError(
             f"px.channels.restore: the items of the snapshot cannot be read here: {type(error).__name__}: {error}"
         ) from error
+    names = sorted(one.name for one in channels)
+    if sorted(saved.channels) != names:
+        raise ChannelError(
+            f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
+        )
+    for one in channels:
+        for item in _items(saved.channels[one.name]):
+            item.lengths = row_lengths(one, item.payload, one._lengths, item.rows)
     return saved
 
 
@@ -94,15 +104,10 @@ def restore_values(
     Raises:
         DeclarationError: if an item was put or rows were leased before.
         DispatchError: if the object store has no capacity for the items.
-        ChannelError: if the names differ from the snapshot's, a channel is closed or belongs to another process, or
-            the process that hosts the channels died.
+        ChannelError: if a channel is closed or belongs to another process, or the process that hosts the channels
+            died.
     """
     objects = check_owned(channels, staleness)
-    names = sorted(one.name for one in channels)
-    if sorted(saved.channels) != names:
-        raise ChannelError(
-            f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
-        )
     if (saved.staleness is None) != (staleness is None):
         expected = "has none: leave it out" if saved.staleness is None else "has one: pass it too"
         raise ChannelError(f"px.channels.restore(staleness={staleness!r}): the snapshot {expected}")

@@ -44,7 +44,7 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     rows = None
     with contextlib.suppress(DispatchError):  # parts with different numbers of rows: not made of rows
         rows = count_rows(value)
-    numbers = () if lengths is None else _row_lengths(value, lengths, rows)
+    numbers = row_lengths(channel, value, lengths, rows)
     client = channel._client()
     if encoded.nbytes <= client.inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
@@ -87,8 +87,16 @@ def source(backend: Backend, payload: Payload) -> bytes | Ref:
     return own[-1]
 
 
-def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
-    """Return the length of each row of an item, which must be a finite number."""
+def row_lengths(
+    channel: HubObject, value: Any, lengths: Lengths | None, rows: int | None
+) -> tuple[float, ...]:
+    """Return the length of each row of an item; none if the channel has no ``lengths``.
+
+    Raises:
+        DispatchError: if a length is missing, or is not a finite number.
+    """
+    if lengths is None:
+        return ()
     if callable(lengths):
         given = lengths(value)
     else:
@@ -96,15 +104,16 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
             given = value[lengths]
         except (KeyError, IndexError, TypeError):
             raise DispatchError(
-                f"Channel.put: an item of type {type(value).__name__} has no value under the key {lengths!r}, where "
-                "the channel expects the lengths of rows; add it, or create the channel with lengths=<a function>"
+                f"channel {channel.name!r}: an item of type {type(value).__name__} has no value under the key "
+                f"{lengths!r}, where the channel expects the lengths of rows; add it, or create the channel with "
+                "lengths=<a function>"
             ) from None
     given = given.tolist() if hasattr(given, "tolist") else given
     numbers: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if len(numbers) != rows or not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
         raise DispatchError(
-            f"Channel.put: lengths={lengths!r} of the channel gives {given!r:.100} for an item of "
-            f"{rows} rows; expected one finite number for each row"
+            f"channel {channel.name!r}: lengths={lengths!r} gives {given!r:.100} for an item of {rows} rows; expected "
+            "one finite number for each row"
         )
     return tuple(int(each) if isinstance(each, Integral) else float(each) for each in numbers)
 

@@ -138,7 +138,8 @@ class CheckpointManager:
             CheckpointCorrupted: if a file is missing or differs. Other steps may be complete: :meth:`steps`.
             CheckpointError: if the step does not exist, or a value of the state or of a channel cannot be read here.
             DeclarationError: if a channel or the staleness was used already, or the manager is closed.
-            ChannelError, DispatchError: if the process of the channels dies meanwhile, or the object store is full.
+            ChannelError: if the process of the channels dies meanwhile.
+            DispatchError: if an item has no valid lengths for its channel, or the object store is full meanwhile.
         """
         self._check_open()
         parts = parts or {}
@@ -218,7 +219,7 @@ class CheckpointManager:
                 _log.warning("%s is of format 1: its channels and staleness are not restored", step.folder)
         self._check_unused()
         try:
-            content = read(flow) if flow else None
+            content = read(flow, self._channels) if flow else None
         except ChannelError as error:
             raise CheckpointError(
                 f"the channels of {step.folder} cannot be restored here: {error}"
