@@ -20,7 +20,7 @@ PACKAGES = {
     "tracing display": 1365,
     "declare dispatch collect": 2519,
     "backends": 2144,
-    "worker": 1628,
+    "worker": 1626,
     "session pools group calls members": 4517,
     "weights": 2792,
     "channels": 2051,

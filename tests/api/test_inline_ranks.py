@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -26,19 +27,19 @@ class Adder(px.Worker):
 
 class Sleeper(px.Worker):
     def __init__(self) -> None:
-        self.ends: list[str] = []
+        self.local = threading.local()  # like the current CUDA device
+        self.local.ends = []
 
     @px.register(px.Dispatch.RANK_ZERO)
     async def sleep(self, seconds: float) -> list[str]:
         try:
             if seconds:
-                os.kill(os.getpid(), signal.SIGINT)
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
-            self.ends.append("CancelledError")
+            self.local.ends.append("CancelledError")
             raise
-        self.ends.append("slept")
-        return self.ends
+        return [*self.local.ends, "slept"]
 
 
 class Caller(px.Worker):
@@ -74,7 +75,7 @@ def test_ranks_use_their_own_backend_for_groups_channels_and_stored_values(pool:
 
 
 def test_ctrl_c_in_a_notebook_ends_the_call_of_an_async_method(pool: px.ResourcePool) -> None:
-    """A notebook runs its event loop on the main thread, as this test does; ranks have a loop of their own."""
+    """A notebook runs its event loop on the main thread, as this test does; ranks run their loop on it, too."""
     group = px.WorkerGroup(pool, Sleeper)
 
     async def cell() -> None:
@@ -82,9 +83,8 @@ def test_ctrl_c_in_a_notebook_ends_the_call_of_an_async_method(pool: px.Resource
             group.sleep(60.0)
         assert group.sleep(0.0) == ["CancelledError", "slept"]
 
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(cell())
-    loop.close()
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(cell())
 
 
 def test_an_error_is_marked_as_lost_if_a_worker_lost_a_rank_of_another_group(pool: px.ResourcePool) -> None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -52,7 +52,6 @@ from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
 _SETTLES_WITHIN_S = 10.0
-_CANCELS_WITHIN_S = 2.0
 _OPEN_TRACES = 8
 _MODULES = (
     "ranks import modules from the folder of the driver's script, from PYTHONPATH and from what is installed on their "
@@ -104,21 +103,22 @@ class Loop:
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
         task = asyncio.ensure_future(result, loop=self._loop)
-        if asyncio._get_running_loop() is None:
+        outer = asyncio._get_running_loop()
+        if outer is None:
             return _run_until_complete(self._loop, task)
-        # A loop runs on this thread: that of a notebook with inline ranks, or the rank's own during rejoin().
-        thread = ThreadPoolExecutor(1)
+        # A loop runs on this thread: that of a notebook with inline ranks, or the rank's own during rejoin(). Another
+        # thread would have other thread-local values, such as the current CUDA device.
+        # Python 3.14 has one current task per thread, not per loop, so that task is left, too.
+        outer_task = asyncio.current_task(outer)
+        if outer_task is not None:
+            asyncio.tasks._leave_task(outer, outer_task)
+        asyncio._set_running_loop(None)
         try:
-            return thread.submit(_run_until_complete, self._loop, task).result()
-        except KeyboardInterrupt:  # it reaches this thread alone
-            if not task.done():
-                self._loop.call_soon_threadsafe(task.cancel)
-            limit = time.monotonic() + _CANCELS_WITHIN_S
-            while (not task.done() or self._loop.is_running()) and time.monotonic() < limit:
-                time.sleep(0.01)
-            raise
+            return _run_until_complete(self._loop, task)
         finally:
-            thread.shutdown(wait=False)
+            asyncio._set_running_loop(outer)
+            if outer_task is not None:
+                asyncio.tasks._enter_task(outer, outer_task)
 
 
 class TraceFiles:
