@@ -13,7 +13,6 @@ import pytest
 import phalanx
 from phalanx.backends.ray.ray_errors import remote_traceback
 from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor, unpacked
-from phalanx.wire.messages import BackendRef
 from phalanx.worker.call_values import encoded
 
 HOME = Path(phalanx.__file__).parent
@@ -53,7 +52,6 @@ def test_a_missing_attribute_is_an_error_of_the_actor(instances: dict[str, Any],
         (np.arange(6)[::2], True),
         (b"bytes", False),
         (np.ones(1 << 17, np.uint8), False),
-        (BackendRef("reference"), False),
     ],
 )
 def test_small_outputs_are_sent_as_bytes_and_all_arrive_as_they_were(output: Any, is_packed: bool) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import CheckpointError
+from phalanx.wire.codec import decode, encode
 from phalanx.worker.rank_state import RankState
 from phalanx.worker.state_copies import StateCopies
-from tests.worker.runtimes import empty_runtime
 
 
 def leaves(values: list[int]) -> dict[str, RankState]:
@@ -26,13 +26,13 @@ def held(holder: StateCopies, number: int) -> list[int]:
 def test_a_holder_has_each_complete_snapshot_also_after_snapshots_that_did_not_reach_it(
     steps: list[tuple[list[int], bool]],
 ) -> None:
-    rank, holder, runtime = StateCopies(), StateCopies(), empty_runtime()
+    rank, holder = StateCopies(), StateCopies()
     last, complete = 0, list[int]()
     for values, reaches in steps:
         _, sent = rank.take(last + 1, last, leaves(values), again=last > 0)
         holder.take(last + 1, last, leaves([0]), again=last > 0)
         if reaches:
-            holder.hold(0, last + 1, last, runtime.put(sent).ref.get())
+            holder.hold(0, last + 1, last, decode(encode(sent)))
             last, complete = last + 1, values
         assert not last or held(holder, last) == complete
 

@@ -10,15 +10,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import torch
 
 import phalanx as px
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import decode, encode
+from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, LIBRARY, BackendRef, RankCall
+from phalanx.wire.messages import ANY_EPOCH, LIBRARY, RankCall
 from phalanx.worker import handlers
-from phalanx.worker.call_values import encoded
 from phalanx.worker.control import Interrupted
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
@@ -118,20 +116,6 @@ def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
         signal.signal(signal.SIGUSR1, before)
 
     assert seen == ["first ended"]
-
-
-class CountedByTheBackend:
-    """A reference that only its backend may pickle: otherwise it would never be freed."""
-
-    def __reduce__(self) -> str:
-        raise AssertionError("pickled past the backend")
-
-
-def test_a_reference_within_an_output_is_not_pickled_by_the_codec() -> None:
-    ref = BackendRef(CountedByTheBackend())
-    made = encoded({"rows": torch.ones(3), "refs": [ref]})
-    assert list(made.tokens) == [ref]
-    assert decode(made)["refs"] == [ref]
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])

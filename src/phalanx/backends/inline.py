@@ -146,10 +146,7 @@ class InlineServices:
     def call_id(self) -> int:
         return 1
 
-    def put(self, value: Any) -> Any:
-        return InlineRef(value)
-
-    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
         return [ref.get() for ref in refs]
 
 

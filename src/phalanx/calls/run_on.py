@@ -9,6 +9,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.compose import messages
 from phalanx.calls.send import send
+from phalanx.calls.values import StoredValue
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.group.epoch import Epoch
@@ -56,6 +57,18 @@ def run_on(
         return send(group, plan, MethodSpec(LIBRARY, title=title), "")
     composed = messages(group, plan, RankCall(epoch.number, "", LIBRARY))
     return submit_unchecked(group, epoch, plan.without_arguments(), "", title, composed, group.new_number())
+
+
+def outputs_on(
+    group: Group, function: Callable[..., Any], *args: Value, **options: Any
+) -> list[StoredValue[Any]]:
+    """Send an unchecked function as :func:`run_on`; return its outputs without waiting, as arguments of other calls.
+
+    Outputs stay on their ranks until other ranks fetch them: they may be large, and this process fetches none.
+    """
+    call = run_on(group, function, *args, checked=False, **options)
+    references = map(call.arrivals.reference, range(len(call.arrivals)))
+    return [StoredValue(group.backend, reference.value, 0) for reference in references]
 
 
 def submit_unchecked(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.run_on import run_on
+from phalanx.calls.run_on import outputs_on, run_on
 from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
 from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group, Resync
@@ -155,7 +155,7 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
 def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
     """Restore all ranks to a snapshot: ``new`` ranks from the copies of their holders."""
     copies = {
-        rank: _run(core, [snapshot.holders[rank]], handlers.give_copy, rank, snapshot.number) for rank in new
+        rank: _output(core, snapshot.holders[rank], handlers.give_copy, rank, snapshot.number) for rank in new
     }
     everyone = range(core.world_size)
     _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=[*map(copies.get, everyone)])
@@ -164,19 +164,26 @@ def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
 def _copy_from_peer(core: Group, new: Collection[int]) -> None:
     """Copy the state of a rank that stayed to the ``new`` ranks."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
-    copy = _run(core, [peer], handlers.copy_of_now)
+    copy = _output(core, peer, handlers.copy_of_now)
     _run(core, sorted(new), handlers.restore_snapshot, 0, each=[copy] * len(new))
 
 
-def _run(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a function on ranks during a replacement; return the result of the first rank.
+def _output(core: Group, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function on a rank during a replacement; return its output as an argument, which stays on the rank."""
+    (output,) = outputs_on(core, function, *args, ranks=[rank])
+    _run(core, [rank], handlers.meet)  # the error of a lost rank names it
+    return output
+
+
+def _run(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Run a function on ranks during a replacement.
 
     Raises:
         CallTimeout: if a rank has not returned within 300 s.
         RemoteCallError, WorkerDiedError: if a rank failed, or was lost.
     """
     call = run_on(core, function, *args, ranks=ranks, title="px.replace_ranks", checked=False, **options)
-    return call.result(_RESTORED_WITHIN_S)[0]
+    call.result(_RESTORED_WITHIN_S)
 
 
 def _resync_weights(core: Group, new: Collection[int]) -> None:

@@ -7,12 +7,11 @@ import itertools
 import time
 from collections.abc import Collection, Sequence
 
-from phalanx.calls.run_on import run_on
+from phalanx.calls.run_on import outputs_on, run_on
 from phalanx.group.epoch import Epoch, Snapshot
 from phalanx.group.group import Group
-from phalanx.wire.messages import BackendRef
+from phalanx.wire.value import Value
 from phalanx.worker import handlers
-from phalanx.worker.handlers import SnapshotReply
 
 
 def take_together(cores: Sequence[Group]) -> list[Snapshot]:
@@ -45,16 +44,14 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     last = 0 if core.snapshot is None else core.snapshot.number
     number, again, alone = last + 1, core.snapshot_epoch == epoch.number, epoch.size == 1
     held_by, title = holders(epoch.nodes), "px.snapshot"
-    taken: list[SnapshotReply] = run_on(
-        core, handlers.take_snapshot, number, last, again, title=title
-    ).result(None)
+    taken = run_on(core, handlers.take_snapshot, number, last, again, title=title).result(None)
     if not alone:
-        kept: list[dict[int, BackendRef]] = [{} for _ in taken]
-        for rank, reply in enumerate(taken):
-            kept[held_by[rank]][rank] = reply.copy
+        kept: list[dict[int, Value]] = [{} for _ in taken]
+        for rank, changes in enumerate(outputs_on(core, handlers.changes)):
+            kept[held_by[rank]][rank] = changes
         run_on(core, handlers.hold_copies, number, last, each=kept, title=title).result(None)
-    nbytes = sum(reply.nbytes for reply in taken)
-    sent = 0 if alone else sum(reply.sent_bytes for reply in taken)
+    nbytes = sum(copied for copied, _ in taken)
+    sent = 0 if alone else sum(changed for _, changed in taken)
     return Snapshot(number, held_by, nbytes, sent, time.monotonic() - began)
 
 

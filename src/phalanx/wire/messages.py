@@ -154,13 +154,6 @@ class JoinedPlaceholder:
     pad_to_multiple: int | None = None
 
 
-@dataclass(frozen=True)
-class BackendRef:
-    """A backend's reference in an output. The backend itself pickles it, because it counts the holders."""
-
-    ref: Any
-
-
 class PartInfo(NamedTuple):
     """Description of an output, available without fetching the output.
 

@@ -22,9 +22,8 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import PLAIN_HEAD, Externalize, decode, decoding, encode
+from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
 from phalanx.wire.messages import (
-    BackendRef,
     JoinedPlaceholder,
     PartInfo,
     RefPlaceholder,
@@ -37,7 +36,6 @@ Fetch = Callable[[Sequence[Any]], list[Any]]
 
 #: Types of outputs that are sent without being encoded.
 PLAIN = (type(None), bool, int, float, str, bytes)
-_REFS: Externalize = {BackendRef: lambda ref: ref}
 
 
 def decoded(
@@ -173,11 +171,8 @@ def _take(part: Any, rows: Sequence[int]) -> Any:
 
 
 def encoded(result: Any) -> Any:
-    """Return an output as it is sent: small plain values as they are, others encoded.
-
-    The backend pickles the references in it, because it counts their holders.
-    """
-    return result if type(result) in PLAIN else encode(result, externalize=_REFS)
+    """Return an output as it is sent: small plain values as they are, others encoded."""
+    return result if type(result) in PLAIN else encode(result)
 
 
 def described(result: Any) -> tuple[PartInfo, Any]:

@@ -10,14 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.context import context_of
 from phalanx.declare.state_declarations import declared_states
 from phalanx.declare.worker import REJOIN
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
-from phalanx.wire.messages import BackendRef
 from phalanx.wire.value import lazy
 from phalanx.worker.profiling import ProfileOrder, ProfileReport, Profiling
 from phalanx.worker.rendezvous import collectives
@@ -177,16 +176,8 @@ def _join_world(worker: Any, world: tuple[str, timedelta | None] | None) -> None
             setattr(worker, name, again)
 
 
-#: Seconds that a copy may take on its way to the rank that fetches it.
-FETCH_S = 300.0
-
-
-class SnapshotReply(NamedTuple):
-    """Reference to the data that the holder lacks, the bytes of the complete copy, and the bytes of that data."""
-
-    copy: BackendRef
-    nbytes: int
-    sent_bytes: int
+#: Key of the data of the last snapshot that the holder lacks, until it is sent.
+_CHANGES = "snapshot changes"
 
 
 def has_state(runtime: WorkerRuntime) -> bool:
@@ -195,41 +186,49 @@ def has_state(runtime: WorkerRuntime) -> bool:
     return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 
-def take_snapshot(runtime: WorkerRuntime, number: int, last: int, again: bool) -> SnapshotReply:
-    """Copy the state of this rank's roles as snapshot ``number``, and store the data that its holder lacks.
+def take_snapshot(runtime: WorkerRuntime, number: int, last: int, again: bool) -> tuple[int, int]:
+    """Copy the state of this rank's roles as snapshot ``number``.
 
     Args:
         last: the previous complete snapshot; 0: none.
         again: if True, the holder has ``last``, so that only the changes since then are sent.
+
+    Returns:
+        The bytes of the copy, and of the data that its holder lacks.
     """
     copy, sent = _copies(runtime).take(number, last, _states(runtime), again=again)
-    return SnapshotReply(runtime.put(sent), copy.nbytes, sent.nbytes)
+    runtime.context.shared[_CHANGES] = sent
+    return copy.nbytes, sent.nbytes
 
 
-async def hold_copies(
-    runtime: WorkerRuntime, copies: Mapping[int, BackendRef], number: int, last: int
+def changes(runtime: WorkerRuntime) -> state_copies.StateCopy:
+    """Return the data of the last snapshot that the holder lacks."""
+    return runtime.context.shared.pop(_CHANGES)
+
+
+def hold_copies(
+    runtime: WorkerRuntime, copies: Mapping[int, state_copies.StateCopy], number: int, last: int
 ) -> None:
     """Hold copies of other ranks' states."""
-    for rank, ref in copies.items():
-        _copies(runtime).hold(rank, number, last, await runtime.fetch(ref, FETCH_S))
+    for rank, held in copies.items():
+        _copies(runtime).hold(rank, number, last, held)
 
 
-def give_copy(runtime: WorkerRuntime, rank: int, number: int) -> BackendRef:
+def give_copy(runtime: WorkerRuntime, rank: int, number: int) -> state_copies.StateCopy:
     """Return the copy held for another rank."""
-    return runtime.put(_copies(runtime).held(rank, number))
+    return _copies(runtime).held(rank, number)
 
 
-def copy_of_now(runtime: WorkerRuntime) -> BackendRef:
+def copy_of_now(runtime: WorkerRuntime) -> state_copies.StateCopy:
     """Return a copy of the current state, without random generators."""
-    return runtime.put(state_copies.copy_state(rank_state.states_of(runtime, rng=False)))
+    return state_copies.copy_state(rank_state.states_of(runtime, rng=False))
 
 
-async def restore_snapshot(runtime: WorkerRuntime, copy: BackendRef | None, number: int) -> None:
+def restore_snapshot(runtime: WorkerRuntime, held: state_copies.StateCopy | None, number: int) -> None:
     """Restore snapshot ``number``; random generators keep their state if the copy has none.
 
-    ``copy`` is a copy that another rank made or held; None: use the rank's own copy.
+    ``held`` is a copy that another rank made or held; None: use the rank's own copy.
     """
-    held = None if copy is None else await runtime.fetch(copy, FETCH_S)
     _copies(runtime).restore(number, held, _states(runtime), runtime.instances.values())
     for role, declared in declared_states(runtime.context).items():
         runtime.weights.loaded(role, declared.model)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
@@ -26,14 +26,12 @@ from phalanx.tracing import spans
 from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.codec import encode
 from phalanx.wire.exceptions import pack_when_pickled
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture, stale_call
 from phalanx.wire.messages import (
     ANY_EPOCH,
     OUTPUT,
     RUN,
-    BackendRef,
     Message,
     ProcessInfo,
     RankCall,
@@ -76,12 +74,8 @@ class Services(Protocol):
         """Return the id of the call that runs here, by which its sender knows it too."""
         ...
 
-    def put(self, value: Any) -> Any:
-        """Store a value. Return a reference that other processes of the cluster can fetch."""
-        ...
-
-    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
-        """Return the values of references. Raise TimeoutError if that takes longer than ``timeout`` seconds."""
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+        """Return the values of references."""
         ...
 
 
@@ -254,20 +248,6 @@ class WorkerRuntime:
     def device(self) -> Any:
         """The device of this rank; see ``Worker.device``."""
         return make(Worker, (), {}, self.context).device
-
-    def put(self, value: Any) -> BackendRef:
-        """Store a value. Return a reference that an output may contain; other ranks fetch copies of their own by it."""
-        return BackendRef(self._services.put(encode(value)))
-
-    async def fetch(self, ref: BackendRef, timeout: float) -> Any:
-        """Return the value of a reference. Calls of an asynchronous rank continue during the transfer.
-
-        Raises:
-            TimeoutError: if it does not arrive within ``timeout`` seconds.
-            Exception: of the backend, if the value was lost.
-        """
-        get = partial(self._services.fetch, [ref.ref], timeout)
-        return (await asyncio.to_thread(get) if self.interleaves else get())[0]
 
     def lost(self, reason: str) -> None:
         """Note that this rank ended without having been closed, if it has no process whose end would show it."""

@@ -72,16 +72,13 @@ class RayServices:
     def call_id(self) -> int:
         return private.current_call_id()
 
-    def put(self, value: Any) -> Any:
-        return private.put(value)
-
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
         """Export values of this rank as Ray metrics ``phalanx_{what}_{name}``; see ``WorkerContext.measure``."""
         metrics.show(what, rank, values)
 
-    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
         try:
-            return unpacked(private.get(list(refs), timeout=timeout))
+            return unpacked(private.get(list(refs)))
         except RayTaskError as error:
             if isinstance(error.cause, RankFailure):
                 raise error.cause from None
@@ -115,7 +112,7 @@ def _packed(output: Value) -> Value:
     if type(output) is tuple:  # (description, output)
         return output[0], _packed(output[1])
     if isinstance(output, Encoded):
-        is_small = output.nbytes <= _PACKED_BYTES and not output.tokens
+        is_small = output.nbytes <= _PACKED_BYTES
     else:
         is_small = isinstance(output, _ATOMS) or (isinstance(output, str) and len(output) <= _PACKED_BYTES)
     return _MARK + pickle.dumps(output, pickle.HIGHEST_PROTOCOL) if is_small else output
