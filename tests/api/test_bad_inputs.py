@@ -176,6 +176,8 @@ REFUSED = {
         px.replace_ranks(group, 0, state="old")
         px.snapshot(view)  # expected a px.WorkerGroup
         px.snapshot(group, group)  # given twice
+        px.channels.snapshot(3)  # expected a list of px.Channel
+        px.checkpoint.CheckpointManager(folder, channels=[3])  # expected a list of px.Channel
         px.restore(view)  # expected a px.WorkerGroup
         px.restore(group, group)  # given twice
         px.save(3, folder)

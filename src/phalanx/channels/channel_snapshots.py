@@ -65,6 +65,7 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
         DeclarationError: as :func:`restore_values`.
         ChannelError, DispatchError: as :func:`read` and :func:`restore_values`.
     """
+    check_owned(channels, staleness)
     restore_values(read(data, channels), channels, staleness)
 
 
@@ -132,8 +133,16 @@ def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None)
     """Return the objects, after a check that this process can save them together.
 
     Raises:
+        DeclarationError: if ``channels`` is not a list of channels, or ``staleness`` is not a StalenessManager.
         ChannelError: if a channel is closed or belongs to another process, or the objects have different hubs.
     """
+    # not iterated before: to iterate over a channel takes its items
+    is_list = isinstance(channels, list | tuple) and all(isinstance(one, Channel) for one in channels)
+    if not is_list or not isinstance(staleness, StalenessManager | None):
+        raise DeclarationError(
+            f"channels={channels!r}, staleness={staleness!r}: expected a list of px.Channel, and a StalenessManager or "
+            "None"
+        )
     for one in channels:
         if not live_channels.is_open(one):
             raise ChannelError(

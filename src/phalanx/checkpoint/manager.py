@@ -91,7 +91,8 @@ class CheckpointManager:
         storage = Storage(path)
         self.path = storage.root  # absolute: the program may change its directory
         self._groups = {
-            name: checked_group(group, f"{_VERB}(groups=): {name!r}") for name, group in (groups or {}).items()
+            name: checked_group(group, f"{_VERB}(groups=): {name!r}")
+            for name, group in (groups or {}).items()
         }
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
@@ -100,15 +101,15 @@ class CheckpointManager:
                 )
         self._state = _checked_state(state)
         self._state_owner: Any = stateful(self._state)
-        self._channels, self._staleness = tuple(channels), staleness
-        if len({channel.name for channel in self._channels}) < len(self._channels):
-            raise DeclarationError(f"{_VERB}(channels=): two channels have the same name; pass each once")
         try:
-            check_owned(self._channels, staleness)
+            check_owned(channels, staleness)
         except ChannelError as error:
             raise DeclarationError(
                 f"{_VERB}: {error}; the driver that saves a run has to create its channels and its staleness"
             ) from None
+        self._channels, self._staleness = tuple(channels), staleness
+        if len({channel.name for channel in self._channels}) < len(self._channels):
+            raise DeclarationError(f"{_VERB}(channels=): two channels have the same name; pass each once")
         self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
@@ -143,6 +144,10 @@ class CheckpointManager:
         """
         self._check_open()
         parts = parts or {}
+        if not isinstance(parts, Mapping):
+            raise DeclarationError(
+                f"run.resume(parts={parts!r}): give them by name: parts={{'policy': ['model']}}"
+            )
         for name, names in parts.items():
             if name not in self._groups:
                 raise DeclarationError(
