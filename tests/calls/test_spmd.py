@@ -46,6 +46,13 @@ def test_a_rank_that_ran_the_calls_in_another_order_is_named(group: px.WorkerGro
         group.ping()
 
 
+def test_outputs_that_stay_on_their_ranks_or_cannot_be_compared_have_not_diverged(
+    group: px.WorkerGroup,
+) -> None:
+    assert group.keep_a_lock() is None
+    check_replicated("group", "method", range(2), [torch.eye(2).to_sparse()] * 2)
+
+
 def test_outputs_are_not_compared_without_debug_mode(
     here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,10 @@ class Trouble(px.Worker):
     def norm(self, odd: int | None = None) -> float:
         return 1.0 if self.rank == odd else 2.0
 
+    @px.register(replicated=True, collect="none")
+    def keep_a_lock(self) -> Any:
+        return threading.Lock()
+
 
 def stuck_here() -> None:
     time.sleep(60)

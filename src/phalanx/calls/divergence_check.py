@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import operator
@@ -45,13 +46,19 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     Raises:
         RanksDiverged: if some outputs differ from the output of most ranks.
     """
-    usual, odd = _odd_ones(outputs, same)
+    usual, odd = _odd_ones(outputs, _may_be_same)
     if odd:
         other = f"where rank {ranks[usual]} returned {_short(outputs[usual])}"
         messages = {ranks[one]: f"returned {_short(outputs[one])} {other}" for one in odd}
         did = "returned something else than the others, though it is declared replicated"
         advice = "Look for a missing all_reduce, a seed by rank, or data that only some ranks got."
         raise _diverged(group, method, messages, did, advice)
+
+
+def _may_be_same(a: Value, b: Value) -> bool:
+    with contextlib.suppress(Exception):  # such as sparse tensors and values that contain themselves
+        return same(a, b)
+    return True  # they cannot be compared
 
 
 def same(a: Value, b: Value) -> bool:
@@ -61,7 +68,7 @@ def same(a: Value, b: Value) -> bool:
     if isinstance(a, float):
         return a == b or (math.isnan(a) and math.isnan(b))
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if hasattr(a, "equals"):  # a table, such as of pandas

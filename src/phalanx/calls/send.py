@@ -86,7 +86,9 @@ def send(
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else partial(_verify, spec)
-        if spec.replicated and streaming is None:  # the outputs of all ranks are returned, to be compared
+        if (
+            spec.replicated and streaming is None and plan.gather.collect != "none"
+        ):  # all are returned, to be compared
             sent_plan = replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
@@ -217,7 +219,7 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
 def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
     """Compare the outputs and the call order of ranks before the outputs are joined, in debug mode."""
     core = call.core
-    if spec.replicated:
+    if spec.replicated and call.plan.gather.collect != "none":
         check_replicated(core.name, call.method, call.plan.ranks, outputs)
     if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
         ranks = range(core.world_size)
