@@ -127,13 +127,13 @@ class CallExplanation:
         return "".join(table._repr_html_() for table in self.tables())  # pyright: ignore[reportPrivateUsage]
 
 
-def finished_result(future: CallFuture[Any]) -> Value:
+def finished_result(future: CallFuture[Any] | StoredParts) -> Value:
     """Return the value of a future on which the plan depends, without waiting.
 
     Raises:
         DispatchError: if the future is not done.
     """
-    if future.done():
+    if isinstance(future, StoredParts) or future.done():
         return future.result()
     raise DispatchError(
         f"explain(): how this call is split depends on the value of {future!r}, which is not done, and "
