@@ -251,6 +251,7 @@ uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a sc
         (Batch(torch.ones(1), LOCK), "value.note"),  # pyright: ignore[reportArgumentType]
         ([uses_a_global], "value[0] (uses 'LOCK')"),
         ([lambda lock=LOCK: lock], "value[0] (uses 'lock')"),
+        ([type("Odd", (), {"method": uses_a_global})], "value[0] (class Odd).method (uses 'LOCK')"),
         (LOCK, "the value"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

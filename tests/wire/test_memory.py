@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import gc
 import os
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,9 @@ def test_rows_of_any_tensor_are_joined_in_order(whole: torch.Tensor) -> None:
 def test_rows_are_selected_as_torch_selects_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
     whole = (torch.arange(24) % 3).reshape(8, 3).to(dtype)
-    for indices in ([7, 0, 0], range(1, 8, 3), []):
-        selected = select_rows(whole, indices)
-        expected = whole.index_select(0, torch.tensor(list(indices), dtype=torch.long))
+    for rows, indices in product((whole, whole[:, 1]), ([7, 0, 0], range(1, 8, 3), [])):
+        selected = select_rows(rows, indices)
+        expected = rows[torch.tensor(list(indices), dtype=torch.long)]
         assert selected.dtype == dtype
         assert torch.equal(selected.view(torch.uint8), expected.view(torch.uint8))
         assert selected.resize_(100).shape == (100,)

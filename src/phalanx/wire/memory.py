@@ -219,7 +219,12 @@ def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     rows = tensor.detach()
     is_big = rows.numel() >= _TORCH_PARALLEL_FROM and _is_plain(rows) and rows.nbytes < PARALLEL_FROM
     if not is_big or min(indices, default=0) < 0 or max(indices, default=0) >= len(rows):
-        return rows.index_select(0, torch.as_tensor(list(indices), dtype=torch.long, device=rows.device))
+        places = torch.as_tensor(list(indices), dtype=torch.long, device=rows.device)
+        if (
+            rows.ndim == 1 and rows.layout is torch.strided
+        ):  # torch selects no single elements of unsigned types
+            return rows[:, None].index_select(0, places)[:, 0]
+        return rows.index_select(0, places)
     table, chosen = bytes_of(rows).reshape(len(rows), -1), np.array(indices, np.intp)
     block = allocate(len(chosen) * table.shape[1])
     np.take(table, chosen, axis=0, out=bytes_of(block).reshape(-1, table.shape[1]), mode="clip")

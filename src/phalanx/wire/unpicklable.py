@@ -12,6 +12,8 @@ from typing import Any
 from phalanx.wire.value import Value
 
 _DEEPEST = 32
+_NOT_SENT = ("__dict__", "__weakref__", "_abc_impl")
+"""Attributes of classes that cloudpickle leaves out."""
 
 Try = Callable[[Any], None]
 
@@ -65,7 +67,10 @@ def _parts(value: Value, path: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{base}.{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value))
     elif isinstance(value, FunctionType):
         yield from ((f"{base} (uses {name!r})", item) for name, item in _used_by(value))
-    elif type(getattr(value, "__dict__", None)) is dict and not isinstance(value, type):
+    elif isinstance(value, type):
+        own = ((name, item) for name, item in vars(value).items() if name not in _NOT_SENT)
+        yield from ((f"{base} (class {value.__name__}).{name}", item) for name, item in own)
+    elif type(getattr(value, "__dict__", None)) is dict:
         yield from ((f"{base}.{name}", item) for name, item in vars(value).items())
 
 
