@@ -147,12 +147,12 @@ class Selection:
             StaleEpoch: if the group was resized and no longer has the selected ranks.
         """
         if self.fixed is not None:
-            self._check_there("run" if spec.name == RUN else spec.name, self.fixed)
+            self.check_there("run" if spec.name == RUN else spec.name, self.fixed)
         if self.which != "all":
             return self._plan_one(spec, args, kwargs)
         return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
-    def _check_there(self, method: str, ranks: Sequence[int]) -> None:
+    def check_there(self, method: str, ranks: Sequence[int]) -> None:
         """Check that the group still has these ranks.
 
         Raises:

@@ -10,6 +10,7 @@ from functools import partial
 
 from phalanx.api.view import GroupView, RankView
 from phalanx.errors import DeclarationError
+from phalanx.wire.value import Reduced
 
 _MARGIN = 2.0
 _MOST_KEYS = 100_000
@@ -24,6 +25,12 @@ class Pins:
         self._pins: OrderedDict[Hashable, object] = OrderedDict()
         self._keys: Counter[int] = Counter()  # number of keys by id of the process, which the pins keep alive
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> Reduced:
+        raise DeclarationError(
+            "px.engines.sticky(group, key) chooses ranks in the process that called it; pass the group, and call it "
+            "there"
+        )
 
     def rank_of(self, key: Hashable, loads: Mapping[int, int], processes: Sequence[object]) -> int:
         """Return the rank for a key and pin the key to it, given the calls in flight on each living rank.

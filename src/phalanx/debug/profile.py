@@ -173,8 +173,10 @@ def start_profile(
 ) -> Profile:
     """Start a profile, from the next call of the ranks on; see ``group.profile``."""
     checked_choice(f"{selection.name}.profile: tool", tool, _TOOLS)
+    selection.core.check()
     calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
     chosen = selection.chosen_ranks("profile", selection.ranks[:1] if ranks is None else ranks)
+    selection.check_there("profile", chosen)
     where = Path(tempfile.mkdtemp(prefix="phalanx-profile-") if folder is None else folder)
     order = ProfileOrder(calls, selection.role, tool, options)
     where.mkdir(parents=True, exist_ok=True)
