@@ -128,6 +128,6 @@ def here() -> Iterator[px.ResourcePool]:
 @pytest.fixture
 def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     """The group that the tests of a module share, ready again."""
-    if shared.state != "ready":
+    if shared.state != "ready" or shared.core.backend.dead_of(shared.core.endpoints):
         shared.restart()
     return shared

@@ -25,15 +25,6 @@ def test_settings_have_defaults_and_a_deadline_is_that_of_groups_without_their_o
     assert (own.core.handle.call_timeout, without.core.handle.call_timeout) == (3.0, 7.5)
 
 
-@pytest.mark.parametrize(("given", "is_on"), [("1", True), ("0", False), ("", False)])
-def test_verl_is_overlaid_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, given: str, is_on: bool
-) -> None:
-    monkeypatch.setenv("PHALANX_VERL", given)
-
-    assert overlays_verl() is is_on
-
-
 def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_GRACE", "2")
     monkeypatch.setenv("PHALANX_PROCESS", "rank")
@@ -80,8 +71,9 @@ def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, nam
 def test_a_variable_turns_something_on_or_off(
     monkeypatch: pytest.MonkeyPatch, given: str, on: bool | None
 ) -> None:
-    for name in ("DEBUG", "PROGRESS", "METRICS"):
+    for name in ("DEBUG", "PROGRESS", "METRICS", "VERL"):
         monkeypatch.setenv(f"PHALANX_{name}", given)
     found = settings()
 
     assert (found.debug, found.progress, found.metrics) == ((False, True, True) if on is None else (on,) * 3)
+    assert overlays_verl() is bool(on)

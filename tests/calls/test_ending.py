@@ -1,72 +1,23 @@
-"""The outcome of a call, decided from observations of its ranks."""
+"""The outcome of a call whose ranks have all ended, decided from observations of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import NoneType
-
-import pytest
+from typing import Any
 
 import phalanx as px
 from phalanx.calls.diagnosis import CallObservation, CallOutcome, decide
 from phalanx.errors import RankReport
 
 
-def report(rank: int, kind: str = "raised", **more: object) -> RankReport:
-    return RankReport(rank=rank, kind=kind, message="odd", **more)  # pyright: ignore[reportArgumentType]
+def outcome(why: Any, *reports: RankReport, **more: Any) -> CallOutcome:
+    return decide(CallObservation(why, "actor", "update", reports, **more))
 
 
-def seen(why: str, *reports: RankReport, **more: object) -> CallObservation:
-    return CallObservation(why, "actor", "update", reports, **more)  # pyright: ignore[reportArgumentType]
+def test_a_call_whose_ranks_all_returned_has_no_error_and_aborted_collectives_break_the_group() -> None:
+    interrupted = RankReport(rank=0, kind="cancelled", message="interrupted while it ran")
+    returned = RankReport(rank=0, kind="cancelled", message="had returned", state="finished")
 
-
-LATE = [report(0, "timeout", state="finished"), report(1, "timeout", state="running")]
-ENDINGS: dict[str, tuple[CallObservation, type, CallOutcome]] = {
-    "raised, all ranks ended": (seen("failed", report(1)), px.RemoteCallError, CallOutcome()),
-    "raised, a rank is late": (
-        seen("failed", report(0), report(1, "stopped", victim=True), pending=[1]),
-        *(px.RemoteCallError, CallOutcome(stop=[1], breaks=True)),
-    ),
-    "a rank died": (
-        seen("failed", report(0, "died"), report(1)),
-        px.WorkerDiedError,
-        CallOutcome(breaks=True),
-    ),
-    "the owner ended the ranks": (
-        seen("failed", report(0, "died"), by_owner=True),
-        *(px.GroupClosed, CallOutcome(closes=True)),
-    ),
-    "patience over, all ended since": (seen("impatient"), NoneType, CallOutcome(over=False)),
-    "patience over": (
-        seen("impatient", *LATE, pending=[1], waited=3.0),
-        px.CallTimeout,
-        CallOutcome(over=False),
-    ),
-    "deadline over, all ended since": (seen("expired"), NoneType, CallOutcome(over=False)),
-    "deadline over": (
-        seen("expired", *LATE, pending=[1], waited=3.0),
-        *(px.CallTimeout, CallOutcome(stop=[1], breaks=True)),
-    ),
-    "cancelled, all returned before": (
-        seen("cancelled", report(0, "cancelled", state="finished")),
-        *(NoneType, CallOutcome(over=False)),
-    ),
-    "cancelled, all yielded": (
-        seen("cancelled", report(0, "cancelled"), report(1, "cancelled", state="finished")),
-        *(px.CallCancelled, CallOutcome()),
-    ),
-    "cancelled, connections were cut": (
-        seen("cancelled", report(0, "cancelled"), severed=True),
-        *(px.CallCancelled, CallOutcome(breaks=True)),
-    ),
-}
-
-
-@pytest.mark.parametrize(("observation", "error", "outcome"), ENDINGS.values(), ids=ENDINGS)
-def test_an_observation_determines_the_outcome_of_a_call(
-    observation: CallObservation, error: type, outcome: CallOutcome
-) -> None:
-    ending = decide(observation)
-
-    assert isinstance(ending.error, error)
-    assert replace(ending, error=None) == outcome
+    assert outcome("impatient") == outcome("cancelled", returned) == CallOutcome(over=False)
+    severed = outcome("cancelled", interrupted, severed=True)
+    assert isinstance(severed.error, px.CallCancelled)
+    assert severed == CallOutcome(severed.error, breaks=True)

@@ -18,8 +18,8 @@ import torch
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.steps import StepWriter
-from phalanx.testing import faults
 from tests.checkpoint.save_workers import Bag, Rows
+from tests.support.fault_workers import lose
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -95,9 +95,7 @@ def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps_after
     assert run.steps() == [2, 3]
 
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
-        faults.kill(group, 1)
-        with pytest.raises(px.WorkerDiedError):
-            group.add(1.0)
+        lose(group, 1, call=group.look)
         with pytest.raises(px.GroupBroken):  # the policy must not restart it for a save
             run.save(4)
         assert (run.resume(2), run.steps()) == (2, [2, 3])

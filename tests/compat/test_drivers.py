@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group_table
 
-from tests.support.fault_workers import is_there, within
+from tests.support.fault_workers import is_there, left_of_driver, within
 from tests.support.scripts import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -67,15 +66,8 @@ def test_a_killed_driver_leaves_no_processes_or_placement_groups() -> None:
     driver.wait()
     driver.stdout.close()
 
-    def left() -> list[object]:
-        groups = [
-            group["name"]
-            for group in placement_group_table().values()
-            if group["name"].startswith(f"killed-{driver.pid}") and group["state"] != "REMOVED"
-        ]
-        return [*filter(is_there, pids), *groups]
-
-    assert within(5.0, lambda: not left()), left()
+    name = f"killed-{driver.pid}"
+    assert within(5.0, lambda: not left_of_driver(pids, name)), left_of_driver(pids, name)
 
 
 LEAVING = """

@@ -130,7 +130,6 @@ def test_the_output_shown_on_a_page_may_leave_out_parts() -> None:
     assert same_output("rank 2 (host ..., pid ...)", "rank 2 (host a, pid 17)\n")
     assert not same_output("rank 2 (host ..., pid ...)", "rank 3 (host a, pid 17)\n")
     assert not same_output("rank 2", "rank 2 and more")
-    assert ROOT in DOCS.parents
 
 
 def titled(title: str) -> Block:
@@ -161,10 +160,6 @@ def test_ray_accepts_the_cluster_file_and_workers_of_the_kuberay_job_have_shared
 
 SCRIPTS = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
 CHAPTERS = sorted((DOCS / "tutorial").glob("[0-9]*.md"))
-
-
-def test_every_script_has_a_chapter() -> None:
-    assert [page.name.split("-")[0] for page in CHAPTERS] == [str(int(s.name.split("_")[0])) for s in SCRIPTS]
 
 
 @pytest.mark.parametrize(("page", "script"), zip(CHAPTERS, SCRIPTS, strict=True), ids=map(name_of, CHAPTERS))

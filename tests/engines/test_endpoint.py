@@ -44,23 +44,15 @@ def call(scope: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     return refused, reached
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "CONNECT", "ANYTHING"])
-@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/../health", "//x", "*", ""])
-def test_every_method_and_path_needs_the_key(method: str, path: str) -> None:
-    scope = {"type": "http", "method": method, "path": path, "headers": []}
-    assert call(scope) == ([scope], [])
-    odd = [(b"Authorization", f"bEARER {KEY}".encode())]  # names in any case
-    for right in ({**scope, "headers": RIGHT}, {**scope, "headers": odd}, {"type": "lifespan"}):
-        assert call(right) == ([], [right])
-
-
 @pytest.mark.parametrize("kind", ["http", "websocket", "unknown"])
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
 def test_a_request_with_a_wrong_key_does_not_reach_the_application(kind: str, headers: list[Any]) -> None:
-    scope = {"type": kind, "path": "/v1/models", "headers": headers}
+    scope = {"type": kind, "method": "OPTIONS", "path": "/health", "headers": headers}
+    odd = [(b"Authorization", f"bEARER {KEY}".encode())]  # names in any case
 
     assert call(scope) == ([scope], [])
-    assert call({**scope, "headers": RIGHT}) == ([], [{**scope, "headers": RIGHT}])
+    for right in ({**scope, "headers": RIGHT}, {**scope, "headers": odd}, {"type": "lifespan"}):
+        assert call(right) == ([], [right])
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,10 @@ import cloudpickle
 import pytest
 import ray
 import torch
-from ray.util.placement_group import placement_group_table
 
 import phalanx as px
 from tests.support import fault_workers
-from tests.support.fault_workers import is_there, within
+from tests.support.fault_workers import is_there, left_of_driver, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
@@ -84,12 +83,7 @@ class Driver:
 
     def left(self) -> list[object]:
         """Return processes and placement groups that still exist."""
-        groups = [
-            group["name"]
-            for group in placement_group_table().values()
-            if f"driver-{self.process.pid}-" in group["name"] and group["state"] != "REMOVED"
-        ]
-        return [pid for pid in self.pids if is_there(pid)] + groups
+        return left_of_driver(self.pids, f"driver-{self.process.pid}-")
 
 
 @pytest.fixture

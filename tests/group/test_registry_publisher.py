@@ -13,8 +13,7 @@ import phalanx as px
 from phalanx.backends.ray.cluster import ClusterReader
 from phalanx.display.registry_records import GroupRecord
 from phalanx.session.session import session
-from phalanx.testing import faults
-from tests.support.fault_workers import Trouble, within
+from tests.support.fault_workers import Trouble, lose, within
 
 
 @pytest.fixture
@@ -34,9 +33,7 @@ def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
         group = px.WorkerGroup(pool, Trouble, name="fragile")
         (ready,) = seen(cluster_reader, "fragile")
         before = [endpoint.facts.pid for endpoint in group.core.endpoints]
-        faults.kill(group, rank=1)
-        with pytest.raises(px.WorkerDiedError):
-            group.ping()
+        lose(group, 1, call=group.ping)
         (broken,) = seen(cluster_reader, "fragile")
         group.restart()
         (back,) = seen(cluster_reader, "fragile")

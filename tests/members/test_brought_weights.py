@@ -11,6 +11,7 @@ import torch
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.support.fault_workers import lose
 from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, network, same
 
 SLOW_ON_RAY = True
@@ -51,18 +52,12 @@ class Asked(Loading):
                 self.refused.append(str(error))
 
 
-def lose(group: px.WorkerGroup, rank: int) -> None:
-    faults.kill(group, rank)
-    with pytest.raises(px.PhalanxError):
-        group.values()
-
-
 def test_a_new_rank_has_the_version_of_its_peers_before_it_is_called(three: px.ResourcePool) -> None:
     actor, engines = px.WorkerGroup(three[0:1], Actor), px.WorkerGroup(three, Engine)
     with px.WeightSync(actor, engines, NAME) as sync:
         actor.train()
         before = sync().number
-        lose(engines, 1)
+        lose(engines, 1, call=engines.values)
 
         assert px.replace_ranks(engines, state="none") == (1,)
 
@@ -81,7 +76,7 @@ def test_a_replace_policy_syncs_all_ranks_to_the_current_weights_of_the_source(h
         before = sync().number
         px.snapshot(engines)
         actor.train()
-        lose(engines, 2)
+        lose(engines, 2, call=engines.values)
 
         found = engines.values()
 
@@ -94,7 +89,7 @@ def test_a_group_that_was_never_synced_keeps_its_initial_weights(here: px.Resour
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
     with px.WeightSync(actor, engines, NAME):
         before = engines.values()[0]
-        lose(engines, 0)
+        lose(engines, 0, call=engines.values)
 
         px.replace_ranks(engines, state="none")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx as px
-from phalanx.testing import faults
+from tests.support.fault_workers import lose
 
 OPTIONS: dict[str, Any] = {"static_graph": True, "bucket_cap_mb": 1}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -67,9 +67,7 @@ def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
         before = group.run(lambda worker: os.getpid())
         core, usual = group.core, group.core.options
         core.options = replace(usual, start_timeout=12.0)
-        faults.kill(group, 0)
-        with pytest.raises(px.PhalanxError):
-            group.total()
+        lose(group, 0, call=group.total)
 
         with pytest.raises(error, match=f"(?s){says}"):
             px.replace_ranks(group, state="none")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import phalanx as px
 from phalanx.testing import faults
 from tests.checkpoint.save_workers import Bag, Nothing, Trainer
+from tests.support.fault_workers import lose
 
 SOAK_ON_RAY = True
 
@@ -63,21 +64,13 @@ class Alone(px.Worker):
         dist.destroy_process_group()
 
 
-def lose(group: px.WorkerGroup, *ranks: int) -> None:
-    """Kill ranks, and see the group break."""
-    for rank in ranks:
-        faults.kill(group, rank)
-    with pytest.raises(px.PhalanxError):
-        group.add(1)
-
-
 @pytest.mark.slow_on_cluster
 def test_the_step_in_which_a_rank_was_lost_can_be_repeated(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     group.set_rate(5)
     group.add(1)
     px.snapshot(group)
-    lose(group, 1)
+    lose(group, 1, call=lambda: group.add(1))
 
     assert px.replace_ranks(group) == (1,)
 
@@ -118,7 +111,7 @@ def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process(
     with px.WorkerGroup(here[2:], Alone) as other:
         group = px.WorkerGroup(here[:2], Counter)
         px.snapshot(group)
-        lose(group, 1)
+        lose(group, 1, call=lambda: group.add(1))
 
         px.replace_ranks(group)
 
@@ -129,7 +122,7 @@ def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process(
 def test_lost_state_without_a_copy_is_named_and_nothing_changes(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
-    lose(group, 0, 1)
+    lose(group, 0, 1, call=lambda: group.add(1))
 
     with pytest.raises(px.GroupBroken, match=r"of rank 0 \(held by rank 1\)"):
         px.replace_ranks(group)
@@ -172,9 +165,7 @@ def test_a_group_closed_during_a_replacement_leaves_no_process(three: px.Resourc
 def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Trainer.bind(alike=False))
     group.step()
-    faults.kill(group, 1)
-    with pytest.raises(px.PhalanxError):
-        group.step()
+    lose(group, 1, call=group.step)
 
     px.replace_ranks(group, state="peer")
 

@@ -14,6 +14,7 @@ import phalanx as px
 from phalanx.backends.backend_types import Endpoint, SpawnRequest
 from phalanx.backends.inline import InlineBackend
 from phalanx.testing import faults
+from tests.support.fault_workers import lose
 from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, same
 
 SLOW_ON_RAY = True
@@ -132,11 +133,11 @@ def test_a_target_replaced_during_a_sync_is_left_out_when_the_sync_is_repeated(
         sync()
         begun: list[Future[tuple[int, ...]]] = []
 
-        def lose() -> None:
+        def replace_other() -> None:
             begun.append(replaced(threads, other))
             assert gate.begun.wait(_PATIENCE_S)
 
-        Calling.amid.append(lose)
+        Calling.amid.append(replace_other)
 
         px.replace_ranks(engines, [1], state="none")
 
@@ -176,9 +177,7 @@ def test_a_closed_or_broken_target_keeps_no_weights_from_another_target(
         if how == "closed":
             other.close()
         else:
-            faults.kill(other, 0)
-            with pytest.raises(px.PhalanxError):
-                other.values()
+            lose(other, 0, call=other.values)
 
         px.replace_ranks(engines, [1], state="none")
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import phalanx as px
+from phalanx.testing import faults
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -152,6 +153,24 @@ def is_there(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state != b"Z"
     return False
+
+
+def left_of_driver(pids: Sequence[int], name: str) -> list[object]:
+    """Return those of these processes, and of the placement groups with ``name`` in their names, that still exist."""
+    from ray.util.placement_group import placement_group_table
+
+    reserved = [one["name"] for one in placement_group_table().values() if one["state"] != "REMOVED"]
+    return [*filter(is_there, pids), *(one for one in reserved if name in one)]
+
+
+def lose(group: px.WorkerGroup, *ranks: int, call: Callable[[], object]) -> None:
+    """Kill ranks, and see a call fail."""
+    import pytest  # not at the top, since ranks import this module
+
+    for rank in ranks:
+        faults.kill(group, rank)
+    with pytest.raises(px.PhalanxError):
+        call()
 
 
 def all_running(group: px.WorkerGroup, count: int | None = None) -> bool:

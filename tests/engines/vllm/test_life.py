@@ -21,6 +21,7 @@ from phalanx.engines.vllm import VllmRollout
 from tests.conformance.engines import Source
 from tests.engines.vllm.conftest import KINDS, ONE_THREAD, SMALL, left_since, refuses, things_of_engines
 from tests.engines.vllm.models import load_model
+from tests.support.fault_workers import is_there
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,14 +43,6 @@ for number in range(600):
     os.rename(sys.argv[2] + ".new", sys.argv[2])
     time.sleep(1)
 """
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Driver:
@@ -87,7 +80,7 @@ def check_that_nothing_is_left_of_one_that_is_killed(
     told = one.told()
     one.kill()
 
-    until_nothing(lambda: [*left_since(before), set(filter(lives, told["pids"]))], 5)
+    until_nothing(lambda: [*left_since(before), set(filter(is_there, told["pids"]))], 5)
     assert told["pids"]
     for place in map(urlparse, told["urls"]):
         assert refuses(place.hostname or "", place.port or 0)
