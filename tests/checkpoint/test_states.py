@@ -16,6 +16,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint import rank_checkpoint
+from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_load import GroupLoad
 from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
@@ -232,9 +233,9 @@ def test_a_run_saves_slices_of_one_group_and_resume_waits_for_a_pending_save(
     with px.checkpoint.CheckpointManager(str(tmp_path), {"first": group[0:2], "rest": group[2:3]}) as run:
         assert run.save(1).number == 1  # and does not wait for itself
         monkeypatch.setattr(rank_checkpoint, "write_items", held_up)
-        run.save.submit(2)
+        pending = run.save.submit(2)
         group.put([{"rank": None}] * 3)
-        threading.Timer(0.3, may_write.set).start()
+        monkeypatch.setattr(pending, "exception", lambda: may_write.set() or SaveFuture.exception(pending))
 
         assert run.resume() == 2
 

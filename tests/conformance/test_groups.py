@@ -151,7 +151,8 @@ def test_writes_of_a_rank_are_private_and_a_stored_value_serves_many_calls(group
         assert group.overwrite(given) == [-count] + [count] * (group.world_size - 1)
         assert given.sum() == count
     stored = px.put(torch.ones(50_000), backend=group.pool.backend)
-    assert group.overwrite(stored) == group.overwrite(stored)
+    sums = [-50_000] + [50_000] * (group.world_size - 1)
+    assert [group.overwrite(stored), group.overwrite(stored)] == [sums, sums]
 
 
 def test_a_failure_names_its_rank_keeps_its_type_and_leaves_the_group_ready(group: Any) -> None:

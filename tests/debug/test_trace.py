@@ -177,7 +177,7 @@ def test_a_trace_can_be_started_once_and_records_calls_until_it_is_stopped(group
 
     assert len(trace.events.calls) == 1
     assert (listening.current, process.sink) == (SILENT, None)
-    assert all(group.run(lambda worker: process.sink is not None)) is False
+    assert not any(group.run(lambda worker: process.sink is not None))
 
 
 def test_traces_can_be_nested_and_summarized_while_they_record(group: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -85,8 +86,9 @@ def test_a_concurrent_cancel_and_close_leave_a_closed_group_and_an_error() -> No
         group = px.WorkerGroup(pool, Counter)
         call = group.add.submit(1)
         with ThreadPoolExecutor() as threads:
-            for work in (call.cancel, group.close):
-                threads.submit(work)
+            ended = [threads.submit(work) for work in (call.cancel, group.close)]
+        for each in ended:
+            assert isinstance(each.exception(), (px.PhalanxError, NoneType))
 
         assert isinstance(call.exception(), (px.CallCancelled, px.GroupClosed, px.WorkerDiedError))
         assert group.state == State.CLOSED.value
