@@ -84,11 +84,10 @@ def main() -> None:
         seen: list[list[float]] = []
         held = contextlib.ExitStack()
         while len(seen) < STEPS and len(found["errors"]) < 5:
-            if len(seen) == DRAINED_AT and "took" not in found:
+            if len(seen) == DRAINED_AT and "is_in_time" not in found:
                 drain(cluster, nodes[0][2], 120)
-                began = time.monotonic()
+                found["is_in_time"] = within(2.0, lambda: not heard.empty())
                 notice, found["thread"] = heard.get(timeout=20.0)
-                found["took"] = time.monotonic() - began
                 of_the_node = notice.node == nodes[0][2]
                 found["notice"] = [list(notice.ranks), of_the_node, notice.host, notice.reason]
                 found["deadline_in"] = None if notice.deadline is None else notice.deadline - time.time()
@@ -187,7 +186,7 @@ def test_ranks_of_drained_ended_and_lost_nodes_continue_on_other_nodes_with_the_
     first, second, third, fourth = found["nodes"]
 
     # The group is notified within 2 s of a drain, on a thread of the library.
-    assert found["took"] < 2.0
+    assert found["is_in_time"]
     assert found["thread"] == "phalanx-background"
     ranks, same_node, host, reason = found["notice"]
     assert (ranks, same_node) == ([2, 3], True)

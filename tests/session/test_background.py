@@ -52,8 +52,8 @@ def test_a_turn_that_raised_is_repeated_and_does_not_delay_other_work() -> None:
 
     later = Background(lambda: turns.append("later"), first_after=0.05)
     one = Background(turn)
-    later.begin()
     one.begin()
+    later.begin()
 
     assert within(30.0, lambda: turns == ["now", "later", "now"] and not one.running)
 

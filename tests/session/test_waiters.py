@@ -29,20 +29,16 @@ def pending(*events: threading.Event, deadline: float | None = None, backend: An
     return Pending(backend or Events(), events, deadline)
 
 
-def awaiting() -> int:
-    return sum(thread.name == "phalanx-await" for thread in threading.enumerate())
-
-
 @pytest.fixture
 def occupied() -> Any:
     """Wait threads that are both occupied by an unfinished wait."""
     never = threading.Event()
-    waiters, before = WaitThreads(most=2, idle_s=0.2), awaiting()
+    waiters = WaitThreads(most=2, idle_s=0.2)
     for _ in range(2):
         waiters.submit(never.wait, pending(never))
     yield waiters
     never.set()
-    assert within(30.0, lambda: awaiting() <= before)
+    assert within(30.0, lambda: not waiters._threads)
 
 
 def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None:
@@ -78,10 +74,10 @@ def test_300_waits_without_references_run_concurrently() -> None:
 
 
 def test_500_waits_share_4_threads_and_all_end() -> None:
-    waiters, before = WaitThreads(most=4), awaiting()
+    waiters = WaitThreads(most=4)
     events = [threading.Event() for _ in range(500)]
     futures = [waiters.submit(event.wait, pending(event)) for event in events]
-    assert awaiting() - before == 4
+    assert waiters._threads == 4
     for event in reversed(events):
         event.set()
 
@@ -110,13 +106,14 @@ def test_a_wait_that_can_end_does_not_queue_behind_unfinished_waits(
 
 
 def test_partly_finished_waits_use_only_spare_threads_and_delay_no_finished_wait() -> None:
-    waiters, before, never = WaitThreads(most=2), awaiting(), threading.Event()
+    waiters, never = WaitThreads(most=2), threading.Event()
     futures = [waiters.submit(never.wait, pending(OVER, never)) for _ in range(100)]
-    # after the waits were partly finished for long enough
-    assert within(30.0, lambda: awaiting() - before == 2 + _SPARE)
+    assert within(
+        30.0, lambda: waiters._threads == 2 + _SPARE
+    )  # once they are partly finished for long enough
 
     assert waiters.submit(lambda: "here", pending(OVER)).result(30.0) == "here"
-    assert awaiting() - before <= 2 + _SPARE + 1
+    assert waiters._threads <= 2 + _SPARE + 1
     never.set()
     assert all(future.result(30.0) for future in futures)
 

@@ -98,6 +98,7 @@ def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
 
     async def first() -> None:
         try:
+            sender.start()
             await asyncio.Event().wait()
         finally:
             seen.append("first ended")
@@ -108,7 +109,6 @@ def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     sender = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
     try:
-        sender.start()
         with pytest.raises(Interrupted):
             loop.run(first())
     finally:
