@@ -37,6 +37,13 @@ class Once(px.Worker):
             raise ValueError("it fails")
 
 
+def test_a_detached_group_cannot_be_resized() -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline", detached=True) as pool:
+        group = px.WorkerGroup(pool, Once, name="fixed", detached=True)
+        with pytest.raises(px.DeclarationError, match="a detached group cannot be resized"):
+            px.resize(group, 1)
+
+
 def test_the_record_of_another_group_of_the_same_name_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = px.ResourcePool([1], use_gpu=False, backend="inline", max_colocate_count=2, detached=True)
     with pool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -83,6 +85,17 @@ def test_a_stream_over_all_ranks_is_complete_after_a_rank_left(two: px.ResourceP
         found = sorted(items)
 
     assert found == [(rank, number) for rank in range(2) for number in range(50)]
+
+
+def test_a_leaving_rank_runs_its_close(three: px.ResourcePool, tmp_path: Path) -> None:
+    def note_close(worker: Any) -> None:
+        worker.close = (tmp_path / str(worker.rank)).touch
+
+    group = px.WorkerGroup(three, Teller)
+    group.run(note_close)
+    px.resize(group, 1)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
 def test_a_leaving_rank_finishes_its_call_and_its_channel_items_remain(two: px.ResourcePool) -> None:

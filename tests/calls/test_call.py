@@ -17,6 +17,7 @@ import phalanx as px
 from phalanx.backends.backend_types import Endpoint, FetchFailed, Lost
 from phalanx.backends.inline import InlineRank
 from phalanx.calls.call_state import CallInfo, CallListener, listening
+from phalanx.calls.health_check import look_after
 from phalanx.testing.scripted import Event, ScriptedBackend, scripted
 from phalanx.wire import unpack
 from phalanx.wire.failure import capture
@@ -179,6 +180,33 @@ def test_ranks_that_outlive_their_call_are_stopped_and_the_group_is_broken(
     end(ranks.submit(*outcomes, **options))
 
     assert (ranks.severed, ranks.killed, ranks.group.state) == (severed, [1], "broken")
+
+
+def test_a_stalled_call_is_reported_each_time_its_interval_has_passed(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    future, reported = ranks.submit(LATE, 1, stall_report_after=10.0), list[int]()
+
+    for _ in range(7):
+        look_after(ranks.group.core)
+        reported.append(sum("stalled" in record.getMessage() for record in caplog.records))
+        ranks.backend.clock.advance(5.0)
+
+    assert reported == [0, 0, 1, 1, 2, 2, 3]
+    assert not future.done()
+
+
+@pytest.mark.parametrize(("in_flight", "seconds"), [(False, 5.0), (True, 1.0)])
+def test_a_hanging_close_of_a_worker_delays_the_end_of_its_group_only_for_a_while(
+    ranks: Ranks, in_flight: bool, seconds: float
+) -> None:
+    future = ranks.submit(LATE if in_flight else 1, 1)
+    assert future.done() is not in_flight
+    ranks.events.extend(["hang", "hang"])
+
+    ranks.group.close()
+
+    assert (ranks.backend.now(), ranks.killed) == (seconds, [0, 1])
 
 
 def test_a_call_that_ends_with_stopped_ranks_names_the_cause_of_the_stop(ranks: Ranks) -> None:

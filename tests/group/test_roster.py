@@ -30,6 +30,10 @@ class Together(px.Worker):
         self.steps += 1
         return self.rank, self.steps
 
+    @px.register(rerun_on_restart=True)
+    def start_from(self, steps: int) -> None:
+        self.steps = steps
+
     @px.register
     def count(self, to: int) -> Iterator[int]:
         yield from range(to)
@@ -164,6 +168,16 @@ def test_calls_of_ranks_that_a_restart_ended_are_stale_and_a_close_removes_the_r
     assert core.backend.published(core.roster_key) is not None
     group.close()
     assert core.backend.published(core.roster_key) is None
+
+
+def test_a_restart_does_not_repeat_calls_of_a_view(
+    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together.start_from(3)
+    view_of(together, monkeypatch).start_from(7)
+    together.restart()
+
+    assert together.step() == [(rank, 4) for rank in range(3)]
 
 
 def test_the_loss_of_a_rank_is_an_error_of_a_view_after_a_resize(

@@ -16,6 +16,7 @@ import pytest
 import phalanx as px
 from phalanx.config import shown_ranks
 from phalanx.display.log_merging import Merged
+from phalanx.session import output
 from tests.support.fault_workers import within
 
 
@@ -92,6 +93,18 @@ def test_equal_lines_all_reach_any_terminal(pool: px.ResourcePool, monkeypatch: 
         host = group.core.endpoints[0].facts.slot.host
     shown = [line for line in written.getvalue().decode("latin-1").splitlines() if "made" not in line]
     assert sorted(shown) == [f"[Talker r{rank}@{host}] 100 % ??? of ü" for rank in range(4)]
+
+
+def test_equal_lines_of_ranks_are_shown_once_with_their_ranks_if_output_is_merged(
+    pool: px.ResourcePool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_WINDOW_S", 600.0)
+    with px.WorkerGroup(pool, Talker, show_ranks="merged") as group:
+        group.same()
+        host = group.core.endpoints[0].facts.slot.host
+    shown = capsys.readouterr().out.splitlines()
+
+    assert shown == [f"[Talker r0-3@{host}] {line}" for line in ("made", "the same line")]
 
 
 def test_the_driver_shows_rank_0_and_an_error_has_the_last_line_of_a_dead_rank(
