@@ -50,7 +50,9 @@ def test_outputs_that_stay_on_their_ranks_or_cannot_be_compared_have_not_diverge
     group: px.WorkerGroup,
 ) -> None:
     assert group.keep_a_lock() is None
-    check_replicated("group", "method", range(2), [torch.eye(2).to_sparse()] * 2)
+    sparse = torch.eye(2).to_sparse()
+    check_replicated("group", "method", range(2), [sparse, sparse])
+    assert not same((sparse, 1), (sparse, 2))
 
 
 def test_outputs_are_not_compared_without_debug_mode(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -46,7 +45,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     Raises:
         RanksDiverged: if some outputs differ from the output of most ranks.
     """
-    usual, odd = _odd_ones(outputs, _may_be_same)
+    usual, odd = _odd_ones(outputs, same)
     if odd:
         other = f"where rank {ranks[usual]} returned {_short(outputs[usual])}"
         messages = {ranks[one]: f"returned {_short(outputs[one])} {other}" for one in odd}
@@ -55,20 +54,26 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
         raise _diverged(group, method, messages, did, advice)
 
 
-def _may_be_same(a: Value, b: Value) -> bool:
-    with contextlib.suppress(Exception):  # such as sparse tensors and values that contain themselves
-        return same(a, b)
-    return True  # they cannot be compared
-
-
 def same(a: Value, b: Value) -> bool:
-    """Return whether two outputs are the same: arrays bit for bit, other values by ``==``; NaN is the same as NaN."""
+    """Return whether two outputs are the same: arrays bit for bit, other values by ``==``; NaN is the same as NaN.
+
+    Parts that cannot be compared, such as sparse tensors, count as the same.
+    """
+    try:
+        return _same(a, b)
+    except RecursionError:  # of a value that contains itself
+        raise
+    except Exception:
+        return True
+
+
+def _same(a: Value, b: Value) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
         return a == b or (math.isnan(a) and math.isnan(b))
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+        return set(a.keys()) == set(b.keys()) and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if hasattr(a, "equals"):  # a table, such as of pandas
