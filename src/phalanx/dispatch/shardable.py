@@ -19,7 +19,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError
 from phalanx.wire.memory import Array, concat_arrays, concat_rows, select_rows
-from phalanx.wire.value import Reduced, checked_number, torch
+from phalanx.wire.value import checked_number, torch
 
 T = TypeVar("T")
 
@@ -228,9 +228,6 @@ class Replicate:
     """Wrapper of a value that every rank gets complete although it has rows. The worker gets the bare value."""
 
     value: Any
-
-    def __reduce__(self) -> Reduced:
-        return (self.value,).__getitem__, (0,)  # what a rank or another process gets is the value itself
 
 
 def replicate(value: Any) -> Any:
