@@ -239,6 +239,7 @@ def uses_a_global() -> Any:
 
 
 uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a script are
+ODD = type("Odd", (), {"itself": lambda self: ODD, "method": uses_a_global})
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a sc
         (Batch(torch.ones(1), LOCK), "value.note"),  # pyright: ignore[reportArgumentType]
         ([uses_a_global], "value[0] (uses 'LOCK')"),
         ([lambda lock=LOCK: lock], "value[0] (uses 'lock')"),
-        ([type("Odd", (), {"method": uses_a_global})], "value[0] (class Odd).method (uses 'LOCK')"),
+        ([ODD], "value[0] (class Odd).method (uses 'LOCK')"),
         (LOCK, "the value"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -220,9 +220,8 @@ def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     is_big = rows.numel() >= _TORCH_PARALLEL_FROM and _is_plain(rows) and rows.nbytes < PARALLEL_FROM
     if not is_big or min(indices, default=0) < 0 or max(indices, default=0) >= len(rows):
         places = torch.as_tensor(list(indices), dtype=torch.long, device=rows.device)
-        if (
-            rows.ndim == 1 and rows.layout is torch.strided
-        ):  # torch selects no single elements of unsigned types
+        # torch selects no single elements of these types
+        if rows.ndim == 1 and rows.dtype in (torch.uint16, torch.uint32, torch.uint64):
             return rows[:, None].index_select(0, places)[:, 0]
         return rows.index_select(0, places)
     table, chosen = bytes_of(rows).reshape(len(rows), -1), np.array(indices, np.intp)

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.wire.value import Value
 
-_DEEPEST = 32
+_MOST_MET = 64
 _NOT_SENT = ("__dict__", "__weakref__", "_abc_impl")
 """Attributes of classes that cloudpickle leaves out."""
 
@@ -20,7 +20,7 @@ Try = Callable[[Any], None]
 
 def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str:
     """Return the message for ``error``, which pickling ``value`` raised; ``attempt(part)`` pickles a part or raises."""
-    path, part = _search(value, attempt)
+    path, part = _search(value, "", attempt, {id(value)}) or ("", value)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return (
         f"{path or 'the value'} cannot be sent: an object of type {kind} cannot be pickled "
@@ -29,19 +29,26 @@ def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str
     )
 
 
-def _search(value: Value, attempt: Try) -> tuple[str, Any]:
-    """Return the path and the innermost part that fails, such as ``args[0]['lock']`` for the arguments of a call."""
-    path, part = "", value
-    for _ in range(_DEEPEST):
-        if not path and _is_call(part):
-            named = itertools.chain(_parts(part[0], "args"), _parts(part[1], "kwargs"))
-        else:
-            named = _parts(part, path)
-        found = next((pair for pair in named if _fails(pair[1], attempt)), None)
-        if found is None:
-            break
-        path, part = found
-    return path, part
+def _search(part: Value, path: str, attempt: Try, met: set[int]) -> tuple[str, Any] | None:
+    """Return the path and the innermost part that fails, such as ``args[0]['lock']`` for the arguments of a call.
+
+    Return None if ``part`` fails only through parts that were ``met`` before, such as a method through its class.
+    """
+    if not path and _is_call(part):
+        named = itertools.chain(_parts(part[0], "args"), _parts(part[1], "kwargs"))
+    else:
+        named = _parts(part, path)
+    is_innermost = True
+    for name, each in named if len(met) < _MOST_MET else ():
+        if id(each) in met:
+            is_innermost = False
+        elif _fails(each, attempt):
+            met.add(id(each))
+            found = _search(each, name, attempt, met)
+            if found is not None:
+                return found
+            is_innermost = False
+    return (path, part) if is_innermost else None
 
 
 def _fails(part: Value, attempt: Try) -> bool:
