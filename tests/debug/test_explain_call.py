@@ -87,7 +87,7 @@ def test_an_explanation_shows_how_each_argument_is_sent(group: Any) -> None:
 
     arguments = group.update.explain(batch, stored).arguments
     (readonly,) = group.take.explain(px.readonly(batch)).arguments
-    with px.Channel(backend="inline") as channel:
+    with px.Channel(backend=group.core.backend.name) as channel:
         channel.put(batch)
         with channel.take_rows(8) as taken:
             (of_channel,) = group.rows.explain(taken).arguments

@@ -245,7 +245,10 @@ def _travels(core: Group, value: Value) -> str:
     """Describe how a value reaches the ranks."""
     future = next((leaf.value for leaf in flatten(value, "")[0] if is_future(leaf.value)), None)
     if future is not None:
-        is_there = isinstance(future, StoredParts) or future.parts(core.backend) is not None
+        if isinstance(future, StoredParts):
+            is_there = future.backend == core.backend.name
+        else:
+            is_there = future.parts(core.backend) is not None
         return "by reference, rank to rank" if is_there else "through the driver"
     if isinstance(value, StoredValue):
         return "stored before (px.put)"

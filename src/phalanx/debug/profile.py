@@ -15,6 +15,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
+from phalanx.members.recovery import ensure_ready
 from phalanx.wire.value import checked_choice, checked_number
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder, ProfileReport
@@ -173,6 +174,7 @@ def start_profile(
 ) -> Profile:
     """Start a profile, from the next call of the ranks on; see ``group.profile``."""
     checked_choice(f"{selection.name}.profile: tool", tool, _TOOLS)
+    ensure_ready(selection.core)
     selection.core.check()
     calls = checked_number(f"{selection.name}.profile: calls", calls, 1, error=DispatchError)
     chosen = selection.chosen_ranks("profile", selection.ranks[:1] if ranks is None else ranks)
