@@ -86,9 +86,8 @@ def send(
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else partial(_verify, spec)
-        if (
-            spec.replicated and streaming is None and plan.gather.collect != "none"
-        ):  # all are returned, to be compared
+        # The outputs of all ranks are returned, to be compared.
+        if spec.replicated and streaming is None and plan.gather.collect != "none":
             sent_plan = replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
