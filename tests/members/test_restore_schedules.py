@@ -28,7 +28,7 @@ def play(seed: int) -> Story:
     choice, story = random.Random(seed), Story()
     policy = px.ReplacePolicy(max_failures=1000)
     with (
-        scripted(random_script(seed, probability=0.02)) as transport,
+        scripted(random_script(seed, probability=0.015)) as transport,
         px.ResourcePool([RANKS], use_gpu=False, backend="inline") as pool,
     ):
 
