@@ -13,7 +13,7 @@ import pytest
 import phalanx
 from phalanx.backends.ray.ray_errors import remote_traceback
 from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor, unpacked
-from phalanx.worker.call_values import encoded
+from phalanx.collect.call_values import encoded
 
 HOME = Path(phalanx.__file__).parent
 

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.backends.ray",),
     ("phalanx.backends.inline",),
     ("phalanx.worker", *(f"phalanx.weights.{name}" for name in WEIGHTS_ON_RANKS)),
-    tuple(f"phalanx.checkpoint.{name}" for name in CHECKPOINTS_ON_RANKS),
+    ("phalanx.debug.rank_profile", *(f"phalanx.checkpoint.{name}" for name in CHECKPOINTS_ON_RANKS)),
     ("phalanx.session",),
     ("phalanx.pools", "phalanx.group", "phalanx.calls", "phalanx.members"),
     ("phalanx.channels",),
@@ -60,6 +60,7 @@ DRIVER = {f"phalanx.{name}" for name in ("session", "pools", "group", "calls", "
 _BACKENDS = {row for layers in LAYERS for row in layers if row.startswith("phalanx.backends")}
 ON_RANKS = {
     "phalanx.worker",
+    "phalanx.debug.rank_profile",
     *(f"phalanx.weights.{name}" for name in WEIGHTS_ON_RANKS),
     *(f"phalanx.checkpoint.{name}" for name in CHECKPOINTS_ON_RANKS),
 }

@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import phalanx as px
+from phalanx.debug.rank_profile import ProfileOrder, arm_profile, end_profile
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, LIBRARY, RankCall
 from phalanx.worker import handlers
 from phalanx.worker.control import Interrupted
-from phalanx.worker.handlers import arm_profile, end_profile
-from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
 from tests.worker.runtimes import empty_runtime, message, runtime_of
 

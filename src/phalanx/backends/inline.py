@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import Any
 
 from phalanx.backends.backend_types import (
@@ -259,7 +260,7 @@ class InlineBackend(Backend):
         return ResultHandle(self._run(endpoint, lambda runtime: runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
-        ref = self._run(endpoint, lambda runtime: runtime.run(message))
+        ref = self._run(endpoint, methodcaller("run", message))
         if returns == OUTPUT or ref.failure is not None or ref.lost is not None:
             return ResultHandle(*[ref] * returns)
         info, output = map(InlineRef, ref.get())
@@ -304,7 +305,7 @@ class InlineBackend(Backend):
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         try:
-            return [ref.get() for ref in refs]
+            return list(map(InlineRef.get, refs))
         except Exception as error:  # RankFailure, the loss of the rank, or an error of unpickling
             raise FetchFailed from error
 

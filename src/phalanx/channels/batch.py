@@ -16,11 +16,11 @@ from phalanx.channels.channel_state import RowRange, lost_items
 from phalanx.channels.hub_client import OWNER_DIED, HubObject, RemoteClient
 from phalanx.channels.payloads import source
 from phalanx.channels.staleness_state import RequestId
+from phalanx.collect.call_values import joined_parts
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.value import Reduced, Value
-from phalanx.worker.call_values import joined_parts
 from phalanx.worker.exit_hooks import current_closers
 
 _log = logging.getLogger("phalanx")

@@ -14,11 +14,10 @@ from typing import Any
 from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
+from phalanx.debug.rank_profile import ProfileOrder, ProfileReport, arm_profile, end_profile
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
 from phalanx.members.recovery import ensure_ready
 from phalanx.wire.value import checked_choice, checked_number
-from phalanx.worker.handlers import arm_profile, end_profile
-from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
 _TOOLS = ("torch", "nsys")
 _SHORT_WAIT_S = 1.0

@@ -230,7 +230,7 @@ def _planned(
 
 
 def _same(call: CallInput) -> list[Same | Each]:
-    return [Same(unwrap(value)) for _, value in call.arguments()]
+    return list(map(Same, map(unwrap, (*call.args, *call.kwargs.values()))))
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx.declare.context import context_of
 from phalanx.declare.state_declarations import declared_states
 from phalanx.declare.worker import REJOIN
-from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import lazy
-from phalanx.worker.profiling import ProfileOrder, ProfileReport, Profiling
 from phalanx.worker.rendezvous import collectives
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and no torch or runtime
@@ -70,33 +68,6 @@ def leave(runtime: WorkerRuntime) -> None:
     for worker in runtime.instances.values():
         if hasattr(worker, "__phalanx_leaves__"):
             worker.__phalanx_leaves__()
-
-
-def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
-    """Profile the next calls of this rank.
-
-    Raises:
-        DeclarationError: if calls of the rank interleave, or :class:`Profiling` raises it.
-    """
-    if runtime.context.asynchronous:
-        raise DeclarationError(
-            "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
-            "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
-        )
-    runtime.profiling = Profiling(key, order)
-
-
-def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
-    """Stop the profile of this rank, and return its report.
-
-    Raises:
-        DeclarationError: if the rank was restarted since.
-    """
-    profiling = runtime.profiling
-    if profiling is None or profiling.key != key:
-        raise DeclarationError("this rank has no such profile: it was restarted since")
-    runtime.profiling = None
-    return profiling.finish()
 
 
 #: Flags of DDP that the constructors of new ranks may have set: the ranks that stay must have the same.

@@ -17,6 +17,7 @@ from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
+from phalanx.collect.call_values import decoded, described, encoded, sent_bytes
 from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.worker import REJOINING, Worker, make
@@ -42,10 +43,8 @@ from phalanx.wire.messages import (
 )
 from phalanx.wire.unpack import received
 from phalanx.worker.bootstrap import apply, importing
-from phalanx.worker.call_values import decoded, described, encoded, sent_bytes
 from phalanx.worker.control import Control, Interrupted
 from phalanx.worker.exit_hooks import CLOSERS, ExitHooks, report
-from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
@@ -159,7 +158,7 @@ class WorkerRuntime:
         context: the context of the rank, shared by its objects; of no rank before :meth:`setup`.
         loop: runs ``async`` functions of users to their end.
         closers: its exit hooks.
-        profiling: its running profile.
+        around: returns a context around a call of a role and method, such as that of a profile; None: there is none.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -170,7 +169,7 @@ class WorkerRuntime:
         self.instances = Instances()
         self.context = WorkerContext(rank=UNKNOWN_RANK, epoch=ANY_EPOCH, host=socket.gethostname())
         self.closers = ExitHooks(own_process=not services.in_driver)
-        self.profiling: Profiling | None = None
+        self.around: Callable[[str, str], AbstractContextManager[None]] | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.trace_files = TraceFiles(own_process=not services.in_driver)
         self.loop = Loop()
@@ -254,8 +253,6 @@ class WorkerRuntime:
         for callback in self.closers.if_lost:
             callback(reason)
         self.closers.if_lost.clear()
-        if self.profiling is not None:
-            self.profiling.finish()  # there is one profiler per process
 
     def close(self) -> Coroutine[Any, Any, None] | None:
         """Run the users' ``close()`` of each role, last created first, then the exit hooks.
@@ -304,7 +301,7 @@ class WorkerRuntime:
                 self._step(call_id),
             ):
                 function, args, kwargs = self._method(call, refs, note)
-                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
+                with self.around(call.role, call.method) if self.around else _NOTHING:
                     result = function(*args, **kwargs)
                     if isinstance(result, Awaitable):
                         result = await self._value(result)
@@ -349,7 +346,7 @@ class WorkerRuntime:
             ):
                 with self._step(call_id):
                     function, args, kwargs = self._method(call, refs, note)
-                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
+                with self.around(call.role, call.method) if self.around else _NOTHING:
                     with self._step(call_id):
                         source = _check_yields(await self._value(function(*args, **kwargs)))
                     async with aclosing(self._items(source)) as items:

@@ -1,4 +1,4 @@
-"""Profiles of a rank for ``group.profile``: a profiler that runs around the requested calls."""
+"""The side of ``group.profile`` that runs on ranks: a profiler around the requested calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from phalanx.errors import DeclarationError
 from phalanx.wire.messages import RUN, full_name, is_library_call
 from phalanx.wire.value import lazy
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a driver profiles without a runtime
     import torch
     import torch.profiler as torch_profiler
+
+    from phalanx.worker.worker_runtime import WorkerRuntime
 else:
     torch = lazy("torch")
     torch_profiler = lazy("torch.profiler")
@@ -86,6 +88,10 @@ class Profiling:
             self._stop()
         return self._report
 
+    def lost(self, reason: str) -> None:
+        """Stop the profiler, since the rank ended without a process of its own."""
+        self.finish()
+
     @contextmanager
     def span(self, role: str, method: str) -> Generator[None]:
         """Run a method in a span of the profile, if its role is profiled."""
@@ -124,6 +130,36 @@ class Profiling:
         except Exception as error:
             self._over = True
             self._report.note = f"the profiler failed: {type(error).__name__}: {error}"
+
+
+def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
+    """Profile the next calls of this rank.
+
+    Raises:
+        DeclarationError: if calls of the rank interleave, or :class:`Profiling` raises it.
+    """
+    if runtime.context.asynchronous:
+        raise DeclarationError(
+            "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
+            "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
+        )
+    runtime.context.shared[key] = profiling = Profiling(key, order)
+    runtime.around = profiling.span
+    runtime.closers.if_lost.append(profiling.lost)
+
+
+def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
+    """Stop the profile of this rank, and return its report.
+
+    Raises:
+        DeclarationError: if the rank was restarted since.
+    """
+    profiling: Profiling | None = runtime.context.shared.pop(key, None)
+    if profiling is None:
+        raise DeclarationError("this rank has no such profile: it was restarted since")
+    runtime.closers.if_lost.remove(profiling.lost)
+    runtime.around = None
+    return profiling.finish()
 
 
 class _Torch:
