@@ -228,6 +228,7 @@ class GroupView:
         Raises:
             DispatchError: if there is no such rank.
             DeclarationError: if the group is asynchronous, a rank lacks the tool, or another profile is running there.
+            OSError: if the folder cannot be created.
         """
         options = {
             "record_shapes": record_shapes,

@@ -305,7 +305,7 @@ class InlineBackend(Backend):
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         try:
-            return list(map(InlineRef.get, refs))
+            return [ref.get() for ref in refs]
         except Exception as error:  # RankFailure, the loss of the rank, or an error of unpickling
             raise FetchFailed from error
 

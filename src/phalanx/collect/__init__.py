@@ -1,1 +1,1 @@
-"""Collect: turn the outcomes of all ranks into a single value or error. Pure."""
+"""Collect: values of a call on its rank, and the outcomes of all ranks as a single value or error. No backend."""

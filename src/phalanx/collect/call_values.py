@@ -1,4 +1,4 @@
-"""Values of a call on its rank: arguments from a message and its references, and outputs to send."""
+"""Values as they are sent: arguments from a message and its references, joined parts of results, and outputs."""
 
 from __future__ import annotations
 

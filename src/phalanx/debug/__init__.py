@@ -1,6 +1,7 @@
 """Inspection of a running driver: status, statistics, progress and profiler settings.
 
-Its modules also implement ``px.trace``, ``group.method.explain`` and ``group.profile``.
+Its modules also implement ``px.trace``, ``group.method.explain`` and ``group.profile``, whose side on ranks is
+``rank_profile``.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Profile:
         self.folder = folder
         self._core = core = selection.core
         self._name = selection.name
-        self._ranks = tuple(ranks)
+        self._ranks = ranks
         self._order = order
         self._epoch = core.epoch
         self._key = uuid.uuid4().hex
@@ -72,7 +72,8 @@ class Profile:
             _check_refusals(core.name, armed)
         except BaseException:
             core.before_end.remove(self._end)
-            self._run(end_profile, self._key, ranks=self._ranks)  # disarm ranks that did not refuse
+            # disarms ranks that did not refuse; the others have nothing to end
+            self._run(end_profile, self._key, ranks=self._ranks).arrivals.disregard()
             raise
 
     def _run(self, function: Callable[..., Any], *args: Any, ranks: Sequence[int]) -> Call:
@@ -114,7 +115,7 @@ class Profile:
             dead = core.backend.dead_of(there)
             alive = [rank for rank in self._ranks if rank < len(there) and rank not in dead]
             for rank in set(self._ranks) - set(alive):
-                self._note(rank, "died, and its trace was lost with it")
+                self._note(rank, "ended, and its trace was lost with it")
             answers = self._run(end_profile, self._key, ranks=alive).answers(timeout) if alive else {}
             for rank, answer in answers.items():
                 if isinstance(answer, ProfileReport):

@@ -13,7 +13,7 @@ from phalanx.errors import DeclarationError
 from phalanx.wire.messages import RUN, full_name, is_library_call
 from phalanx.wire.value import lazy
 
-if TYPE_CHECKING:  # a driver profiles without a runtime
+if TYPE_CHECKING:  # a driver needs the names here, and no torch or runtime
     import torch
     import torch.profiler as torch_profiler
 
@@ -25,7 +25,7 @@ else:
 #: Set by Nsight Systems in every process that it profiles.
 NSYS_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 
-#: Key of the profile that runs in this process; a process has one profiler, however many ranks.
+#: Key of the profile that is armed in this process, "" if none; a process has one profiler, however many ranks.
 _running_profile = ""
 
 
@@ -60,7 +60,7 @@ class Profiling:
     """The profile of a rank. The profiler starts with the first call of the role and stops after the last.
 
     Raises:
-        DeclarationError: if the rank does not have the tool, or if another profile runs.
+        DeclarationError: if the rank does not have the tool, or if another profile is armed in this process.
     """
 
     def __init__(self, key: str, order: ProfileOrder) -> None:
@@ -89,12 +89,12 @@ class Profiling:
         return self._report
 
     def lost(self, reason: str) -> None:
-        """Stop the profiler, since the rank ended without a process of its own."""
+        """Free the profiler for other ranks of this process: this rank has ended, and the process lives on."""
         self.finish()
 
     @contextmanager
     def span(self, role: str, method: str) -> Generator[None]:
-        """Run a method in a span of the profile, if its role is profiled."""
+        """Run a call in a span, if it is a user's call of the profiled role and the profile is not over."""
         if self._over or is_library_call(method) or self._order.role not in ("", role):
             yield
             return
@@ -118,8 +118,8 @@ class Profiling:
 
     def _stop(self) -> None:
         self._over = True
-        running, self._running = self._running, False
-        if running:
+        if self._running:
+            self._running = False
             self._report.trace = self._tool.stop()
 
     @contextmanager
@@ -152,11 +152,11 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     """Stop the profile of this rank, and return its report.
 
     Raises:
-        DeclarationError: if the rank was restarted since.
+        DeclarationError: if the rank refused the profile, or was restarted since.
     """
     profiling: Profiling | None = runtime.context.shared.pop(key, None)
     if profiling is None:
-        raise DeclarationError("this rank has no such profile: it was restarted since")
+        raise DeclarationError("this rank has no such profile: it refused it, or was restarted since")
     runtime.closers.if_lost.remove(profiling.lost)
     runtime.around = None
     return profiling.finish()

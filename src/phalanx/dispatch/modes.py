@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -230,7 +229,7 @@ def _planned(
 
 
 def _same(call: CallInput) -> list[Same | Each]:
-    return list(map(Same, map(unwrap, (*call.args, *call.kwargs.values()))))
+    return [Same(unwrap(value)) for value in (*call.args, *call.kwargs.values())]
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:
@@ -258,7 +257,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
             )
         return Each(recipients.spread([unwrap(element) for element in value]))
 
-    return _planned(call, list(starmap(dealt, call.arguments())), recipients, split=meshed)
+    return _planned(call, [dealt(*given) for given in call.arguments()], recipients, split=meshed)
 
 
 def _plan_custom(call: CallInput) -> CallPlan:
@@ -283,7 +282,7 @@ def _plan_custom(call: CallInput) -> CallPlan:
         return Each([unwrap(element) for element in value])
 
     call = replace(call, args=tuple(result[0]), kwargs=dict(result[1]))
-    return _planned(call, list(starmap(column, call.arguments())), _each_rank(world))
+    return _planned(call, [column(*made) for made in call.arguments()], _each_rank(world))
 
 
 def _shallow(value: Any) -> Any:

@@ -157,7 +157,7 @@ class CallInput:
             return replaced(value, is_future, self.materialize)
 
         kwargs = {key: settled(value) for key, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(settled, self.args)), kwargs=kwargs)
+        return replace(self, args=tuple([settled(value) for value in self.args]), kwargs=kwargs)
 
 
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class ExitHooks:
         self.leaves = False
         #: Called before the result of a call is sent; the result waits for the futures that they return, if any.
         self.before_result: list[Callable[[], Future[Any] | None]] = []
-        #: Called with the reason if the rank ends without running its hooks.
+        #: Called with the reason when a rank in the driver's process has ended, in order of registration.
         self.if_lost: list[Callable[[str], object]] = []
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:

@@ -158,7 +158,7 @@ class WorkerRuntime:
         context: the context of the rank, shared by its objects; of no rank before :meth:`setup`.
         loop: runs ``async`` functions of users to their end.
         closers: its exit hooks.
-        around: returns a context around a call of a role and method, such as that of a profile; None: there is none.
+        around: given a role and a method, returns a context in which the call runs, such as a profile's; or None.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -249,7 +249,7 @@ class WorkerRuntime:
         return make(Worker, (), {}, self.context).device
 
     def lost(self, reason: str) -> None:
-        """Note that this rank ended without having been closed, if it has no process whose end would show it."""
+        """Call the functions that wait for the end of this rank, which has no process whose end would show it."""
         for callback in self.closers.if_lost:
             callback(reason)
         self.closers.if_lost.clear()
