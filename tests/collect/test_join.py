@@ -54,9 +54,7 @@ def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_without_a_shape_and_tables_with_different_columns_are_refused() -> None:
-    with pytest.raises(
-        DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32; piece 1"
-    ):
+    with pytest.raises(DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32"):
         join_rows([torch.nested.nested_tensor([torch.zeros(2)]), None])
     dicts = [TensorDict({name: torch.zeros(1)}, batch_size=[1]) for name in "ab"]
     for outputs in (dicts, [pa.table({"a": [1]}), pa.table({"b": [1]})]):
