@@ -1,14 +1,18 @@
-"""The cluster that a driver joins if it names none."""
+"""The cluster that a driver joins if it names none, and the classes of its script."""
 
 from __future__ import annotations
 
 import socket
+import sys
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import ray
 
-from phalanx.backends.ray import cluster, private
+import phalanx as px
+from phalanx.backends.ray import backend, cluster, private
 
 
 @pytest.fixture
@@ -47,3 +51,16 @@ def test_ray_joins_a_recorded_cluster_that_answers_and_a_given_address_is_kept(
     note(monkeypatch, "127.0.0.1:1")
     cluster.start({"address": "127.0.0.1:2"})
     assert given["address"] == "127.0.0.1:2"
+
+
+@pytest.mark.slow
+def test_a_class_in_the_script_of_a_spawned_driver_reaches_its_ranks(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ModuleType("__mp_main__")
+    exec("import phalanx as px\nclass One(px.Worker):\n    def one(self): return 1\n", vars(script))
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    backend.RayBackend()
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        assert px.WorkerGroup(pool, script.One).call("one") == [1]
+    cloudpickle.unregister_pickle_by_value(script)

@@ -26,9 +26,7 @@ def group(here: px.ResourcePool, monkeypatch: pytest.MonkeyPatch) -> px.WorkerGr
 def test_a_rank_whose_replicated_output_differs_is_named(group: px.WorkerGroup) -> None:
     assert group.norm() == [2.0, 2.0, 2.0]
 
-    with pytest.raises(
-        px.errors.RanksDiverged, match=r"rank 1 returned 1\.0 where rank 0 returned 2\.0"
-    ) as raised:
+    with pytest.raises(px.errors.RanksDiverged, match=r"rank 1 returned 1\.0 where rank 0") as raised:
         group.norm(1)
 
     assert raised.value.ranks == (1,)
@@ -74,9 +72,7 @@ def test_ranks_that_remember_different_calls_in_one_order_have_not_diverged(
 def test_ranks_that_differ_from_the_majority_are_named() -> None:
     a, b = (1, "save"), (2, "load")
 
-    with pytest.raises(
-        px.errors.RanksDiverged, match=r"ran save \(call 1\) where rank 1 ran load \(call 2\)"
-    ) as order:
+    with pytest.raises(px.errors.RanksDiverged, match=r"ran save \(call 1\) where rank 1 ran load") as order:
         check_order("g", "f", [[a, b], [b, a], [b, a]])
     with pytest.raises(px.errors.RanksDiverged) as outputs:
         check_replicated("g", "f", (4, 5, 6), [1, 1, 2])

@@ -59,9 +59,7 @@ def test_a_read_only_path_refuses_a_save_and_still_loads(small_disk: Path, group
     px.save(group, small_disk, step=1)
     mounted("-o", "remount,ro", str(small_disk))
 
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match="the file system is read-only: choose another path"
-    ):
+    with pytest.raises(px.checkpoint.CheckpointError, match="the file system is read-only"):
         px.save(group, small_disk, step=2)
 
     assert px.load(group, small_disk).step == 1

@@ -180,9 +180,7 @@ def test_a_save_warns_of_roles_without_a_state_unless_they_declare_it(
 def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Nothing)
 
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match=r"Nothing has nothing to save.*state_dict.*register_state"
-    ):
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"nothing to save.*register_state"):
         px.save(group, tmp_path)
     with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such objects"):
         group.run(lambda worker: px.register_state(worker, count=3))

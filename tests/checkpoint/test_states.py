@@ -313,9 +313,7 @@ def test_a_step_that_is_removed_during_a_load_is_not_reported_as_damaged(
 
     monkeypatch.setattr(reads, method, removed_first)
 
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match=r"step-00000001 was removed while it was read.*keep="
-    ) as caught:
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"was removed.*keep=") as caught:
         px.load(reader, tmp_path)
 
     assert not isinstance(caught.value, px.checkpoint.CheckpointCorrupted)

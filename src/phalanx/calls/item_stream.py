@@ -251,7 +251,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return found
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return the result of ``work()``, ``_NOTHING`` once the stream is over. An error ends stream and call."""
+        """Return the result of ``work()``, ``_NOTHING`` once it is over. Errors and Ctrl-C end it and its call."""
         if not self._over:
             try:
                 return work()
@@ -259,6 +259,11 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
                 raise over.error from None
             except Exception as error:
                 self._end(error.with_traceback(None))
+            except (
+                BaseException
+            ):  # Ctrl-C ends it as it ends a generator: the traceback may keep the stream alive
+                self.close()
+                raise
         if self._failure is not None:
             raise raisable(self._failure)  # the group may keep the error, but not the reader's frames
         return _NOTHING
@@ -334,8 +339,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _poll(self) -> Any:
         """Return an available item, else ``_NOT_YET``; ``_FAILED`` if the call has to be checked. Do not wait."""
-        deadline, found = self.call.deadline, _NOT_YET
-        if not self._is_current or (deadline is not None and self.call.core.backend.now() >= deadline):
+        found = _NOT_YET
+        if not self._is_current or seconds_until(self.call.deadline, self.call.core.backend) == 0.0:
             return _FAILED
         try:
             while found is _NOT_YET:

@@ -22,7 +22,7 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
+from phalanx.wire.codec import ATOMS, PLAIN_HEAD, decode, decoding, encode
 from phalanx.wire.messages import (
     JoinedPlaceholder,
     PartInfo,
@@ -33,9 +33,6 @@ from phalanx.wire.messages import (
 from phalanx.wire.unpack import current_arrival, received
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
-
-#: Types of outputs that are sent without being encoded.
-PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def decoded(
@@ -172,7 +169,7 @@ def _take(part: Any, rows: Sequence[int]) -> Any:
 
 def encoded(result: Any) -> Any:
     """Return an output as it is sent: small plain values as they are, others encoded."""
-    return result if type(result) in PLAIN else encode(result)
+    return result if type(result) in ATOMS else encode(result)
 
 
 def described(result: Any) -> tuple[PartInfo, Any]:

@@ -192,7 +192,6 @@ def start_profile(
 
 def _check_refusals(group: str, armed: Call) -> None:
     """Raise the error of a rank that refused the profile, or failed; a busy rank may still refuse later."""
-    answers = armed.answers(_SHORT_WAIT_S)
-    errors = [answer for answer in answers.values() if isinstance(answer, PhalanxError)]
+    errors = [answer for answer in armed.answers(_SHORT_WAIT_S).values() if isinstance(answer, PhalanxError)]
     for error in sorted(errors, key=lambda error: not isinstance(error, DeclarationError)):
         raise type(error)(f"group {group!r}, {error}")

@@ -133,7 +133,8 @@ def _nbytes(leaf: Any) -> int:
     return encode(leaf).nbytes if is_sparse else leaf.nbytes
 
 
-_ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
+ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
+"""Types of values that are pickled as they are, and sent as outputs without being encoded."""
 _PLAIN_DEPTH = 4
 
 
@@ -143,9 +144,9 @@ def _is_plain(value: Value, depth: int) -> bool:
     if kind is dict:
         return _is_plain([*value, *value.values()], depth)
     if kind is not tuple and kind is not list:
-        return kind in _ATOMS
+        return kind in ATOMS
     kinds = set(map(type, value))
-    if kinds <= _ATOMS:
+    if kinds <= ATOMS:
         return True
     if depth == 0 or not kinds <= _PLAIN_KINDS:
         return False
@@ -155,7 +156,7 @@ def _is_plain(value: Value, depth: int) -> bool:
     return True
 
 
-_PLAIN_KINDS = _ATOMS | {list, tuple, dict}
+_PLAIN_KINDS = ATOMS | {list, tuple, dict}
 
 
 class _Pickler(cloudpickle.Pickler):

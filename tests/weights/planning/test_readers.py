@@ -212,9 +212,7 @@ def test_layers_and_experts_have_global_numbers_and_extra_state_is_left_out() ->
     assert list(read_megatron(named, rank).tensors) == ["layers.3.local_experts.7.w"]
     found = read_megatron(grouped, rank).tensors
     assert list(found) == [f"layers.2.mlp.experts.linear_fc1.weight{number}" for number in (4, 5)]
-    with pytest.raises(
-        DeclarationError, match=r"layers\.2\.mlp\.experts\.weight1 belongs to different experts on each"
-    ):
+    with pytest.raises(DeclarationError, match=r"experts\.weight1 belongs to different experts"):
         read_megatron(unknown, rank)
 
 

@@ -172,9 +172,7 @@ def test_a_location_of_freed_memory_is_refused() -> None:
     memory, tensors = allocate_tensors({"w": torch.zeros(4)})
     location = location_of(tensors)
     memory.close()
-    with pytest.raises(
-        WeightsTransferError, match=r"memory for weights was freed .*: its process or its sync"
-    ):
+    with pytest.raises(WeightsTransferError, match=r"memory for weights was freed"):
         open_tensors(location)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
 import ray
 from ray import ObjectRef
 from ray import exceptions as rayx
@@ -160,6 +162,8 @@ class RayBackend:
         context = private.runtime_context()
         self._node, self.job = context.get_node_id(), context.get_job_id()
         log_once()
+        if "__mp_main__" in sys.modules:  # the script of a spawned process, which ranks cannot import
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         self._connection = Connection()
         self._exporter: metrics.Exporter | None = None
 

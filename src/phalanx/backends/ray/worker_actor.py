@@ -69,8 +69,7 @@ class RayServices:
         own = glob.glob(f"{logs}/worker-{context.get_worker_id()}-*-{os.getpid()}.*")
         return slot, tuple(sorted(own, reverse=True)), os.path.join(logs, "phalanx")
 
-    def call_id(self) -> int:
-        return private.current_call_id()
+    call_id = staticmethod(private.current_call_id)
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
         """Export values of this rank as Ray metrics ``phalanx_{what}_{name}``; see ``WorkerContext.measure``."""
