@@ -133,8 +133,8 @@ def _nbytes(leaf: Any) -> int:
     return encode(leaf).nbytes if is_sparse else leaf.nbytes
 
 
+#: Types of values that are pickled as they are, and sent as outputs without being encoded.
 ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
-"""Types of values that are pickled as they are, and sent as outputs without being encoded."""
 _PLAIN_DEPTH = 4
 
 
