@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import operator
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -150,7 +150,7 @@ def test_ctrl_c_in_a_read_leaves_a_stream_that_a_traceback_keeps(
 ) -> None:
     items = group.count.stream()
     next(items)
-    monkeypatch.setattr(PendingStream, "here", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(PendingStream, "here", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         list(items)
 

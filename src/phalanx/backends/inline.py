@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from operator import methodcaller
 from typing import Any
 
 from phalanx.backends.backend_types import (
@@ -260,7 +259,7 @@ class InlineBackend(Backend):
         return ResultHandle(self._run(endpoint, lambda runtime: runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
-        ref = self._run(endpoint, methodcaller("run", message))
+        ref = self._run(endpoint, lambda runtime: runtime.run(message))
         if returns == OUTPUT or ref.failure is not None or ref.lost is not None:
             return ResultHandle(*[ref] * returns)
         info, output = map(InlineRef, ref.get())

@@ -251,7 +251,10 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return found
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return the result of ``work()``, ``_NOTHING`` once it is over. Errors and Ctrl-C end it and its call."""
+        """Return the result of ``work()``, or ``_NOTHING`` once the stream is over.
+
+        An error ends the stream and its call. Ctrl-C leaves the stream.
+        """
         if not self._over:
             try:
                 return work()
@@ -259,9 +262,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
                 raise over.error from None
             except Exception as error:
                 self._end(error.with_traceback(None))
-            except (
-                BaseException
-            ):  # Ctrl-C ends it as it ends a generator: the traceback may keep the stream alive
+            except BaseException:
+                # Ctrl-C, which ends a generator, too. Nobody else may leave the stream: a traceback can keep it alive.
                 self.close()
                 raise
         if self._failure is not None:
