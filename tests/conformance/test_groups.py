@@ -150,7 +150,7 @@ def test_writes_of_a_rank_are_private_and_a_stored_value_serves_many_calls(group
         given = torch.ones(count)
         assert group.overwrite(given) == [-count] + [count] * (group.world_size - 1)
         assert given.sum() == count
-    stored = px.put(torch.ones(50_000), backend=group.pool.backend)
+    stored = px.put(px.replicate(torch.ones(50_000)), backend=group.pool.backend)
     sums = [-50_000] + [50_000] * (group.world_size - 1)
     assert [group.overwrite(stored), group.overwrite(stored)] == [sums, sums]
 

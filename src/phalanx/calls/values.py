@@ -6,11 +6,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.collect.join import rows_between
+from phalanx.dispatch.shardable import Marker
 from phalanx.dispatch.split import Shard
 from phalanx.display.text_format import size
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
@@ -95,14 +95,8 @@ class StoreQuota:
         return sum(nbytes for at, nbytes in [*self._lately] if at >= since)  # other threads may append
 
 
-@dataclass(frozen=True)
-class Readonly(Generic[T]):
+class Readonly(Marker):
     """Marker of an argument that is read without a copy; made by :func:`readonly`."""
-
-    value: T
-
-    def __reduce__(self) -> Reduced:
-        return (self.value,).__getitem__, (0,)  # inside another marker or a stored value: the value itself
 
 
 class StoredValue(Generic[T]):

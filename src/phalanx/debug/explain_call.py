@@ -13,7 +13,7 @@ from phalanx.calls.values import Readonly, StoredParts, StoredValue
 from phalanx.declare.register import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, Same
 from phalanx.dispatch.pytree import flatten, is_future
-from phalanx.dispatch.shardable import Replicate
+from phalanx.dispatch.shardable import Marker
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
@@ -215,7 +215,7 @@ def _arguments(
 
 def described(value: Value) -> str:
     """Describe a value in a few words: "tensor float32 [8, 4]", "dict of 2"."""
-    if isinstance(value, Replicate | Readonly):
+    if isinstance(value, Marker):
         return described(value.value)
     if isinstance(value, CallFuture):
         return f"future of {value.group}.{value.call.method}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError
 from phalanx.wire.memory import Array, concat_arrays, concat_rows, select_rows
-from phalanx.wire.value import checked_number, torch
+from phalanx.wire.value import Reduced, checked_number, torch
 
 T = TypeVar("T")
 
@@ -224,10 +224,17 @@ _BY_NAME = {
 
 
 @dataclass(frozen=True)
-class Replicate:
-    """Wrapper of a value that every rank gets complete although it has rows. The worker gets the bare value."""
+class Marker:
+    """Base class of markers of arguments. A marker in any other place is sent as its value."""
 
     value: Any
+
+    def __reduce__(self) -> Reduced:
+        return (self.value,).__getitem__, (0,)
+
+
+class Replicate(Marker):
+    """Marker of a value that every rank gets complete although it has rows. The worker gets the bare value."""
 
 
 def replicate(value: Any) -> Any:
