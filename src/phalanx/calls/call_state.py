@@ -44,7 +44,7 @@ class CallListener:
         """Note that all messages were sent, ``nbytes`` bytes in total."""
 
     def asked(self, call: CallInfo) -> None:
-        """Note that a caller waits for the call."""
+        """Note that a caller waits for the call. May be called again."""
 
     def arrived(self, call: CallInfo, rank: int | None) -> None:
         """Note that the output of a rank has arrived; None: of all ranks."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, TypeVar, cast
 
@@ -87,7 +89,7 @@ class Reader:
             NotReady: if no item arrives within ``timeout`` seconds.
         """
         while self._places or self._silent:
-            if self._arrivals.left or self._arrivals.is_faulty:
+            if self._arrivals.left or self._arrivals.is_faulty or not self._backend.connected():
                 raise FetchFailed
             self.wait(timeout)
             position = self._ready.popleft() if self._ready else None
@@ -154,7 +156,9 @@ class StreamedRows:
         """
         index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
-            raise ValueError(f"it yielded {_described(item)}: yield (index of the row in its shard, result)")
+            raise ValueError(
+                f"it yielded {reprlib.repr(item)}: yield (index of the row in its shard, result)"
+            )
         given = self._given[rank]
         if not 0 <= index < given:
             raise ValueError(f"it yielded row {index} of a shard of {given} rows: count from 0")
@@ -180,12 +184,6 @@ class StreamedRows:
             )
 
 
-def _described(item: Any) -> str:
-    if isinstance(item, tuple):
-        return f"a tuple of {len(item)} ({', '.join(type(each).__name__ for each in item[:4])})"
-    return f"a {type(item).__name__}"
-
-
 class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """The items of a call whose method yields: an iterator, async iterator and context manager.
 
@@ -208,7 +206,6 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = limit_after(timeout, call.core.backend)
         self._lock = threading.Lock()  # held by the thread that takes an item
-        self._was_asked = False
         self._over = False
         self._failure: BaseException | None = None
         self._waiting: Future[Any] | None = None  # on a thread, perhaps for a reader that has given up
@@ -236,13 +233,19 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     async def __anext__(self) -> Item:
         """Await the next item and return it. An item is taken only when it can be returned."""
-        waits = self._waiting is not None and not self._waiting.done()  # since the last await was cancelled
-        found: Any = _NOT_YET if waits else self._guarded(self._poll)
-        while found is _NOT_YET:
-            if self._waiting is None or self._waiting.done():
-                self._waiting = session.waiters.submit(lambda: self._guarded(self._wait))
-            await asyncio.wrap_future(self._waiting)
-            found = self._guarded(self._poll)
+        while True:
+            if self._waiting is None or self._waiting.done():  # else the last await was cancelled
+                found = self._guarded(self._poll)
+                if found is not _NOT_YET:
+                    break
+                self.call.listener.asked(self.call)
+                self._waiting = session.waiters.submit(partial(_wait, self.call, self._reader, self._limit))
+            waiting = asyncio.wrap_future(self._waiting)
+            try:
+                await asyncio.wait([waiting])
+            finally:
+                waiting.cancel()  # if this await was cancelled
+            self._guarded(waiting.result)
         if found is _FAILED:
             # This finds the cause of the failure, which may take long.
             found = await asyncio.wrap_future(session.waiters.submit(lambda: self._guarded(self._next)))
@@ -281,7 +284,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _next(self) -> Any:
         call, found = self.call, _NOT_YET
-        self._tell_asked()
+        call.listener.asked(call)
         if self._limit is None and call.deadline is None and self._is_current:
             with contextlib.suppress(FetchFailed):  # the failure is diagnosed below
                 while found is _NOT_YET:
@@ -290,12 +293,6 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             call.check()
             found = call.attempt(self._taken, self._limit)
         return found
-
-    def _tell_asked(self) -> None:
-        """Notify the listener of the call, once, that a thread waits for an item."""
-        if not self._was_asked:
-            self._was_asked = True
-            self.call.listener.asked(self.call)
 
     @property
     def _is_current(self) -> bool:
@@ -353,12 +350,6 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             found = _FAILED
         return found
 
-    def _wait(self) -> None:
-        backend = self.call.core.backend
-        self._tell_asked()
-        self.call.check()
-        self.call.attempt(lambda until: self._reader.wait(seconds_until(until, backend)), self._limit)
-
     def close(self) -> None:
         """Leave the stream. If the stream made its call, cancel it, and wait until all ranks have ended. Idempotent."""
         if self._over:
@@ -396,6 +387,12 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def __repr__(self) -> str:
         return f"<ItemStream {self.description}: {'over' if self._over else 'running'}>"
+
+
+def _wait(call: Call, reader: Reader, limit: float | None) -> None:
+    """Wait for an item, on a thread. The thread does not keep the stream alive, so that dropping it ends the call."""
+    call.check()
+    call.attempt(lambda until: reader.wait(seconds_until(until, call.core.backend)), limit)
 
 
 def leave(call: Call) -> None:
