@@ -106,8 +106,7 @@ class SaveFuture(Awaited[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            # An event loop that stops waiting must not cancel a save whose thread has not begun.
-            return (yield from asyncio.shield(asyncio.wrap_future(self._future)).__await__())
+            return (yield from asyncio.wrap_future(self._future).__await__())
         finally:
             self._mark_read()
 

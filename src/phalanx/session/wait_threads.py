@@ -38,7 +38,7 @@ class _Wait:
     in_part_since: float | None = None
 
     def do(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
+        if not (self.future.running() or self.future.set_running_or_notify_cancel()):
             return
         try:
             self.future.set_result(self.work())
@@ -72,10 +72,12 @@ class WaitThreads:
     def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
         """Run ``work()`` on a thread: now, or if all threads are busy, once its pending references have ended.
 
-        Without ``pending`` it begins now, on an additional thread if necessary.
+        Without ``pending`` it begins now, on an additional thread if necessary, and cannot be cancelled.
         """
         future: Future[R] = Future()
         wait = _Wait(future, work)
+        if pending is None:
+            future.set_running_or_notify_cancel()
         with self._lock:
             if pending is None or self._idle or self._threads < self._most:
                 self._begin(wait)
