@@ -100,6 +100,11 @@ class TracedCall:
         return full_name(self.role, self.method)
 
     @property
+    def failed(self) -> bool:
+        """True if it ended with an error. Cancelled calls and streams that were left did not fail."""
+        return self.error is not None and not self.error.startswith(("CallCancelled", "Interrupted"))
+
+    @property
     def returned(self) -> int | None:
         """Time when the last rank had returned; None if a rank has not."""
         times = [part.returned or 0 for part in self.parts]

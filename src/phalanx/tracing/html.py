@@ -80,7 +80,7 @@ def _asset(name: str) -> str:
 
 def _tiles(trace: Trace) -> str:
     calls = [call for call in trace.calls if call.method != STARTING]
-    failed, seconds = sum(call.error is not None for call in calls), (trace.ended - trace.began) / 1e9
+    failed, seconds = sum(call.failed for call in calls), (trace.ended - trace.began) / 1e9
     tiles = {
         "traced": f"{int(seconds) // 60} min {int(seconds) % 60} s" if seconds >= 120 else f"{seconds:.3g} s",
         "calls": f"{len(calls):,}",

@@ -78,7 +78,7 @@ def _row(name: str, calls: Sequence[TracedCall], idle: dict[TrackKey, float]) ->
     return (
         name,
         len(calls),
-        sum(call.error is not None for call in calls),
+        sum(call.failed for call in calls),
         _percentile(times, 50),
         _percentile(times, 95),
         sum(call.message_bytes + call.stored_bytes for call in calls),
@@ -96,9 +96,10 @@ def _failures(trace: Trace) -> list[str]:
     """Return a line for each of the first failures, and the number of further failures."""
     lines: list[str] = []
     for call in trace.calls:
-        at = f"At {(call.began - trace.began) / 1e9:.3g} s, {call.group}.{call.name}"
-        ranks = [f"{at} failed on rank {part.rank}: {part.error}" for part in call.parts if part.error]
-        lines += ranks or ([f"{at} failed: {call.error}"] if call.error is not None else [])
+        if call.failed:
+            at = f"At {(call.began - trace.began) / 1e9:.3g} s, {call.group}.{call.name} failed"
+            ranks = [f"{at} on rank {part.rank}: {part.error}" for part in call.parts if part.error]
+            lines += ranks or [f"{at}: {call.error}"]
     more = len(lines) - _SHOWN_FAILURES
     return [*lines[:_SHOWN_FAILURES], *([f"{more} more failures are in the trace."] if more > 0 else [])]
 
