@@ -74,7 +74,8 @@ def top(
     cluster = cluster_reader(address)
     with contextlib.closing(RankObserver(cluster.address)) as observer:
         if not (once or as_json) and sys.stdout.isatty():
-            _show_live(lambda: overview(cluster, observer, group), every)
+            # another reader for each look, which raises PlacementError once the cluster has ended
+            _show_live(lambda: overview(cluster_reader(cluster.address), observer, group), every)
         else:
             seen = overview(cluster, observer, group)
             show(as_json, seen, render(seen))
