@@ -221,7 +221,7 @@ def described(value: Value) -> str:
         return f"future of {value.group}.{value.call.method}"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     name = type(value).__name__
-    if shape is not None and dtype is not None:
+    if isinstance(shape, tuple) and dtype is not None:
         return f"{name} {str(dtype).removeprefix('torch.')} {list(shape)}"
     if isinstance(value, int) and value.bit_length() > 64:
         return f"{name} of {value.bit_length()} bits"
