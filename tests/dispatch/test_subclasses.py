@@ -86,7 +86,7 @@ def test_a_subclass_of_dict_keeps_its_attributes() -> None:
 def test_an_argument_that_raises_stop_iteration_is_not_left_out() -> None:
     ended = type("Ended", (dict,), dict.fromkeys(["items", "values"], iter(()).__next__))(x=1)
     with pytest.raises(StopIteration):
-        plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (1, ended), {})
+        plan(spec_of(Dispatch.ALL_TO_ALL), FakeTarget(2), ([1, ended],), {})
 
 
 @given(st.lists(st.integers(), max_size=7), st.integers(1, 4))

@@ -229,7 +229,7 @@ def _planned(
 
 
 def _same(call: CallInput) -> list[Same | Each]:
-    return [Same(unwrap(value)) for value in (*call.args, *call.kwargs.values())]
+    return [Same(value) for value in (*call.args, *call.kwargs.values())]
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:

@@ -171,8 +171,6 @@ def described(value: Any) -> str:
 
 def unwrap(value: Any) -> Any:
     """Return ``value`` with the values in place of their ``px.replicate`` wrappers, as workers get it."""
-    if type(value) in _NO_STRUCTURES:  # most arguments
-        return value
     return replaced(value, lambda leaf: isinstance(leaf, Replicate), lambda leaf: leaf.value)
 
 
