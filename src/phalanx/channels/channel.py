@@ -97,7 +97,10 @@ class Channel(HubObject):
         return self._begin_put(item, timeout).result()[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
-        """Put an item in an event loop, as :meth:`put` does."""
+        """Put an item in an event loop, as :meth:`put` does.
+
+        A put that is cancelled may have been delivered; ``timeout`` is exact.
+        """
         return (await self._begin_put(item, timeout).result_async())[0]
 
     def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
