@@ -145,7 +145,6 @@ HOLDERS: dict[str, tuple[Any, int]] = {
 def test_a_large_value_in_arguments_of_several_ranks_is_stored_once(
     group: px.WorkerGroup, make: Any, stored: int
 ) -> None:
-    """Beside split rows, with the tensor in a further argument."""
     table = torch.ones(MB // 4)
     before = group.statistics()
 

@@ -92,9 +92,7 @@ def test_values_by_rank_are_refused_on_another_number_of_ranks_and_nothing_chang
     px.save(group, tmp_path)
     alone = px.WorkerGroup(two[0:1], Bag.bind(lr=5.0))
 
-    with pytest.raises(
-        px.checkpoint.CheckpointMismatch, match=r"1 values differed by rank on the 2 ranks.*parts=\['lr'\]"
-    ):
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"differed by rank.*parts=\['lr'\]"):
         px.load(alone, tmp_path)
     with pytest.raises(px.checkpoint.CheckpointMismatch, match="no part 'x'; it has lr, seed"):
         px.load(alone, tmp_path, parts=["x"])

@@ -273,9 +273,7 @@ def test_a_rank_that_dies_during_a_save_fails_this_save_and_a_save_that_waits_fo
         second = ThreadPoolExecutor(1).submit(px.save, group, tmp_path / "run", step=3)
         go.rmdir()
 
-        with pytest.raises(
-            px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 2: it died"
-        ):
+        with pytest.raises(px.checkpoint.CheckpointError, match=r"rank 1 .*step 2: it died"):
             first.result(60)
         with pytest.raises(px.PhalanxError, match="rank 1"):
             second.result(60)
@@ -294,9 +292,7 @@ def test_a_rank_that_dies_during_a_save_fails_this_save_and_a_save_that_waits_fo
 def test_a_store_that_other_processes_cannot_see_is_refused(ray_cluster: None) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
         for save in (px.save, lambda *given: px.save.submit(*given).result(60)):
-            with pytest.raises(
-                px.checkpoint.CheckpointError, match=r"cannot be seen by the driver.*only one node sees"
-            ):
+            with pytest.raises(px.checkpoint.CheckpointError, match="only one node sees"):
                 save(group, "memory://apart/run")
 
 

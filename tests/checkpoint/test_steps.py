@@ -80,9 +80,7 @@ def test_a_last_step_with_a_damaged_manifest_is_not_skipped(
     manifest = Path(saved(tmp_path, 2).path("manifest.json"))
     manifest.write_bytes(manifest.read_bytes().replace(old, new))
 
-    with pytest.raises(
-        px.checkpoint.CheckpointCorrupted, match=rf"step-00000002/manifest\.json {why}.*complete steps: 1"
-    ):
+    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=rf"json {why}.*complete steps: 1"):
         read_step(str(tmp_path))
     assert read_step(str(tmp_path), 1).number == 1
     saved(tmp_path, 3)
@@ -186,9 +184,7 @@ def test_an_error_of_a_store_library_becomes_a_checkpoint_error_with_advice(
         monkeypatch.setattr(
             type(place._files), fails, Mock(side_effect=NoCredentialsError("Unable to locate"))
         )
-        with pytest.raises(
-            px.checkpoint.CheckpointError, match=r"NoCredentialsError: Unable to locate.*permissions"
-        ):
+        with pytest.raises(px.checkpoint.CheckpointError, match=r"NoCredentialsError.*permissions"):
             writer.write("policy/state", b"x")
         monkeypatch.undo()
 

@@ -80,6 +80,7 @@ def test_explain_makes_no_call_and_shortens_large_numbers(group: Any) -> None:
     assert (group.statistics()["stored_bytes"], group.count()) == before
     assert group.take.explain(10**5000).arguments[0].value == "int of 16610 bits"
     assert group.take.explain(-1e300).arguments[0].value == "-1e+300"
+    assert group.take.explain(torch.Tensor).arguments[0].value == "_TensorMeta"
 
 
 def test_an_explanation_shows_how_each_argument_is_sent(group: Any) -> None:

@@ -49,6 +49,11 @@ def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
 
 
+def test_work_without_references_cannot_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", Mock())  # which never begins
+    assert not WaitThreads().submit(int).cancel()
+
+
 def test_a_forked_child_waits_with_threads_of_its_own() -> None:
     session.waiters.submit(int).result()  # its thread is idle
     child = os.fork()

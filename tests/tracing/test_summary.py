@@ -60,7 +60,8 @@ def test_overlapping_calls_count_once_and_the_start_of_a_group_is_not_counted() 
 
 def test_notes_name_the_first_failures_and_count_the_others() -> None:
     of_driver = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
-    many = replace(TRACE, calls=tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10)))
+    errors = ["CallCancelled: its reader left it", *["KeyError: 1"] * 10]
+    many = replace(TRACE, calls=tuple(replace(UPDATE, error=error) for error in errors))
 
     assert row(TRACE, "policy.fail")["failed"] == 1
     assert [summarize(trace).notes[-1] for trace in (TRACE, of_driver, many)] == [

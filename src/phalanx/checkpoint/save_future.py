@@ -106,7 +106,8 @@ class SaveFuture(Awaited[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
-            return (yield from asyncio.wrap_future(self._future).__await__())
+            # An event loop that stops waiting must not cancel a save whose thread has not begun.
+            return (yield from asyncio.shield(asyncio.wrap_future(self._future)).__await__())
         finally:
             self._mark_read()
 
