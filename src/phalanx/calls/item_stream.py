@@ -241,10 +241,10 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
                 self.call.listener.asked(self.call)
                 self._waiting = session.waiters.submit(partial(_wait, self.call, self._reader, self._limit))
             waiting = asyncio.wrap_future(self._waiting)
-            try:
-                await asyncio.wait([waiting])
-            finally:
-                waiting.cancel()  # if this await was cancelled
+            waiting.add_done_callback(
+                asyncio.Future.exception
+            )  # else asyncio logs an error that nobody reads
+            await asyncio.wait([waiting])
             self._guarded(waiting.result)
         if found is _FAILED:
             # This finds the cause of the failure, which may take long.
