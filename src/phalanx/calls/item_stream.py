@@ -234,7 +234,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     async def __anext__(self) -> Item:
         """Await the next item and return it. An item is taken only when it can be returned."""
         while True:
-            if self._waiting is None or self._waiting.done():  # else the last await was cancelled
+            if self._waiting is None or self._waiting.done():  # else for a cancelled await, or another reader
                 found = self._guarded(self._poll)
                 if found is not _NOT_YET:
                     break
